@@ -1,0 +1,112 @@
+"""Settings: flags over environment over file over defaults. The only reader of the environment.
+
+Each service declares one frozen, flat class. A field `max_running` is the flag
+`--max-running`, the variable `RADIXMESH_WORKER_MAX_RUNNING` and the key
+`max_running` of the file that `--config` names (YAML or JSON). Built on
+pydantic-settings.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+__all__ = ["ServiceSettings", "SettingsConfigDict", "child_environment", "load"]
+
+
+class ServiceSettings(BaseSettings):
+    """The base of every service's settings. Set `env_prefix` in `model_config`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the file that `load` found behind flags and environment."""
+        del dotenv_settings, file_secret_settings
+        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        path = cls.model_config.get("yaml_file")
+        return (*sources, YamlConfigSettingsSource(settings_cls)) if path else sources
+
+
+Settings = TypeVar("Settings", bound=ServiceSettings)
+
+
+def load(kind: type[Settings], argv: Sequence[str], *, prog: str) -> Settings:
+    """Read the settings of a service, or exit with a message that names the flag.
+
+    Args:
+        kind: The settings class of the service.
+        argv: Arguments without the program's name.
+        prog: The program's name, for messages and `--help`.
+
+    Raises:
+        SystemExit: A value is wrong (status 2), or help was asked for (0).
+    """
+    config = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    config.add_argument("--config", type=Path, default=None)
+    known, rest = config.parse_known_args(list(argv))
+    chosen = _with_file(kind, known.config, prog)
+    try:
+        return chosen(
+            _cli_settings_source=CliSettingsSource(  # type: ignore[call-arg]
+                chosen, cli_parse_args=list(rest), cli_prog_name=prog
+            )
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"]).replace("_", "-")
+        given = "" if first["type"] == "missing" else f", got {first.get('input')!r}"
+        _leave(prog, f"--{name}: {first['msg']}{given}")
+    except SettingsError as error:
+        _leave(prog, str(error))
+
+
+def _with_file(kind: type[Settings], path: Path | None, prog: str) -> type[Settings]:
+    if path is None:
+        return kind
+    if not path.is_file():
+        _leave(prog, f"--config: there is no file {path}")
+
+    class WithFile(kind):  # type: ignore[valid-type, misc]
+        model_config = SettingsConfigDict(yaml_file=path, title=kind.__name__)
+
+    WithFile.__doc__ = kind.__doc__
+    return WithFile
+
+
+def _leave(prog: str, message: str) -> NoReturn:
+    sys.stderr.write(f"{prog}: {message}\n")
+    raise SystemExit(2)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with changes, for a child process."""
+    return {**os.environ, **changes}
