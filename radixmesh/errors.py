@@ -172,7 +172,7 @@ class Exhausted(MeshError):
     reason = "QUEUE_FULL"
     code = "RESOURCE_EXHAUSTED"
     advice = "back off, then try again"
-    default_retry_after_s = 1.0
+    default_retry_after_s: ClassVar[float | None] = 1.0
 
 
 class QueueFull(Exhausted):
@@ -186,7 +186,7 @@ class SlowConsumer(Exhausted):
 
     reason = "SLOW_CONSUMER"
     advice = "read faster"
-    default_retry_after_s = None
+    default_retry_after_s: ClassVar[float | None] = None
 
 
 class LinkOverloaded(Exhausted):
@@ -201,7 +201,7 @@ class Unavailable(MeshError):
     reason = "SERVICE_UNAVAILABLE"
     code = "UNAVAILABLE"
     advice = "try elsewhere, or again later"
-    default_retry_after_s = 1.0
+    default_retry_after_s: ClassVar[float | None] = 1.0
 
 
 class NoReplicaReady(Unavailable):

@@ -23,7 +23,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-__all__ = ["ServiceSettings", "SettingsConfigDict", "child_environment", "load"]
+__all__ = ["ServiceSettings", "SettingsConfigDict", "cache_dir", "child_environment", "load"]
 
 
 class ServiceSettings(BaseSettings):
@@ -110,3 +110,11 @@ def _leave(prog: str, message: str) -> NoReturn:
 def child_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, for a child process."""
     return {**os.environ, **changes}
+
+
+def cache_dir() -> Path:
+    """Return the folder of converted models: RADIXMESH_CACHE, or the user's cache folder."""
+    base = os.environ.get("RADIXMESH_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radixmesh"
