@@ -1,1 +1,13 @@
 """Fixtures that every test may use. Run everything with `make test`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.model_dir import make_model_dir
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small model directory without weights."""
+    return make_model_dir(tmp_path_factory.mktemp("model") / "tiny")
