@@ -23,7 +23,14 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-__all__ = ["ServiceSettings", "SettingsConfigDict", "cache_dir", "child_environment", "load"]
+__all__ = [
+    "ServiceSettings",
+    "SettingsConfigDict",
+    "cache_dir",
+    "child_environment",
+    "load",
+    "stay_offline",
+]
 
 
 class ServiceSettings(BaseSettings):
@@ -118,3 +125,12 @@ def cache_dir() -> Path:
     if base:
         return Path(base)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radixmesh"
+
+
+def stay_offline() -> None:
+    """Keep Hugging Face libraries off the network, and quiet. Call it before they are imported."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"
