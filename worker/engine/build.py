@@ -1,0 +1,22 @@
+"""Makes the engine that a rank's configuration names. Imports torch only for the torch engine."""
+
+from radixmesh.errors import InvalidRequest
+from worker.config import RankConfig
+from worker.engine.engine import Engine
+
+
+def build_engine(config: RankConfig) -> Engine:
+    """Load the engine; may take minutes.
+
+    Raises:
+        InvalidRequest: There is no engine of that name, or the configuration is wrong.
+    """
+    if config.engine == "fake":
+        from worker.engine.fake import FakeEngine
+
+        return FakeEngine.load(config)
+    if config.engine == "torch":
+        from worker.engine.torch_engine import TorchEngine
+
+        return TorchEngine.load(config)
+    raise InvalidRequest(f"--engine: expected torch or fake, got {config.engine!r}", field="engine")
