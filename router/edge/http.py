@@ -1,0 +1,295 @@
+"""The HTTP edge: OpenAI's API, health and metrics on the pipeline. Knows HTTP; decides nothing.
+
+Everything that it needs is given to `build_http`; it reads no settings and
+starts nothing.
+"""
+
+import asyncio
+import hmac
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixmesh import __version__
+from radixmesh.errors import BadApiKey, InvalidRequest, MeshError, ModelNotServed
+from router.edge.answers import (
+    Answer,
+    ChatStyle,
+    CompletionStyle,
+    Head,
+    Style,
+    error_body,
+    error_headers,
+    status_of,
+)
+from router.edge.exchange import Exchange, as_mesh_error, encode, merged, send_error
+from router.edge.openai import Ask, read_chat, read_completion
+from router.request import Event, GenerateRequest
+
+RECEIPT_HEADER: Final = "x-radixmesh-receipt"
+REQUEST_ID_HEADER: Final = "x-request-id"
+_CLEAN_ID: Final = re.compile(r"[!-~]{1,128}")
+_PROTECTED: Final = "/v1/"
+
+
+class ServedModel(Protocol):
+    """A model that the fleet serves."""
+
+    @property
+    def name(self) -> str:
+        """For `model` of a request."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output ids of one request."""
+        ...
+
+
+class Pipeline(Protocol):
+    """What the edge stands on."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Run a request. Closing the generator frees all that it holds."""
+        ...
+
+    def models(self) -> Sequence[ServedModel]:
+        """Return the served models."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Bounds of the HTTP edge.
+
+    Attributes:
+        api_key: The key that /v1 wants as a Bearer token; empty: none.
+        max_body_bytes: The largest request body.
+        body_timeout_s: Seconds in which a body has to arrive.
+        cors_origins: Origins of browsers that may call; `*` is any.
+    """
+
+    api_key: str = ""
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_timeout_s: float = 60.0
+    cors_origins: tuple[str, ...] = ("*",)
+
+
+class BadBody(InvalidRequest):
+    """The request body is too large (413) or too slow (408)."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def build_http(
+    pipeline: Pipeline,
+    *,
+    ready: Callable[[], bool],
+    registry: CollectorRegistry,
+    limits: HttpLimits | None = None,
+    clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """Make the ASGI application.
+
+    Args:
+        pipeline: Runs requests.
+        ready: Whether a request can be served now.
+        registry: What /metrics shows.
+        limits: Bounds and the API key.
+        clock: Seconds since the epoch, for `created`.
+    """
+    limits = limits or HttpLimits()
+    app = FastAPI(title="radixmesh", version=__version__, docs_url=None, redoc_url=None)
+    edge = _Edge(pipeline, limits, clock)
+    app.add_api_route("/v1/chat/completions", edge.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", edge.completion, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", edge.list_models, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/models/{name:path}", edge.get_model, methods=["GET"])
+    _add_operation(app, ready, registry)
+    app.add_exception_handler(MeshError, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    # The last one added is the outermost: browsers must see errors of the others too.
+    app.add_middleware(_Gate, api_key=limits.api_key)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(limits.cors_origins),
+        allow_methods=["GET", "POST", "OPTIONS"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+    )
+    return app
+
+
+class _Edge:
+    """The handlers of /v1."""
+
+    def __init__(self, pipeline: Pipeline, limits: HttpLimits, clock: Callable[[], float]) -> None:
+        self._pipeline = pipeline
+        self._limits = limits
+        self._clock = clock
+
+    async def chat(self, request: Request) -> Response:
+        body = await _read_body(request, self._limits)
+        ask = read_chat(body, request_id=request.state.request_id)
+        return self._exchange(request, ask, ChatStyle())
+
+    async def completion(self, request: Request) -> Response:
+        body = await _read_body(request, self._limits)
+        ask = read_completion(body, request_id=request.state.request_id)
+        return self._exchange(request, ask, CompletionStyle())
+
+    async def list_models(self) -> Response:
+        created = int(self._clock())
+        data = [_model_body(model, created) for model in self._pipeline.models()]
+        return _json({"object": "list", "data": data})
+
+    async def get_model(self, name: str) -> Response:
+        for model in self._pipeline.models():
+            if model.name == name:
+                return _json(_model_body(model, int(self._clock())))
+        raise ModelNotServed(f"no group serves {name[:200]!r}", field="model")
+
+    def _exchange(self, request: Request, ask: Ask, style: Style) -> Response:
+        first = ask.requests[0]
+        head = Head(
+            id=style.prefix + uuid.uuid4().hex,
+            created=int(self._clock()),
+            model=first.model or self._only_model(),
+            choices=len(ask.requests) * first.choices,
+            include_usage=ask.include_usage,
+            receipts=request.headers.get(RECEIPT_HEADER) == "1",
+            logprobs=first.sampling.logprobs,
+        )
+        streams = [self._pipeline.generate(each) for each in ask.requests]
+        answer = Answer(style, head, choices_per_prompt=first.choices)
+        return Exchange(merged(streams, first.choices), answer, stream=ask.stream)
+
+    def _only_model(self) -> str:
+        names = [model.name for model in self._pipeline.models()]
+        return names[0] if len(names) == 1 else ""
+
+
+def _add_operation(app: FastAPI, ready: Callable[[], bool], registry: CollectorRegistry) -> None:
+    async def alive() -> Response:
+        return _json({"status": "ok"})
+
+    async def readiness() -> Response:
+        return _json({"status": "ready"}) if ready() else _json({"status": "not ready"}, 503)
+
+    async def version() -> Response:
+        return _json({"version": __version__})
+
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    routes: dict[str, Callable[[], Awaitable[Response]]] = {
+        "/health": alive,
+        "/liveness": alive,
+        "/readiness": readiness,
+        "/version": version,
+        "/metrics": metrics,
+    }
+    for path, handler in routes.items():
+        app.add_api_route(path, handler, methods=["GET"], response_model=None)
+
+
+class _Gate:
+    """Gives every request an id and, under /v1, wants the API key."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+        self._app = app
+        self._key = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        label = headers.get(REQUEST_ID_HEADER.encode(), "")
+        # Only a clean label comes back: it stands in headers and log lines.
+        request_id = label if _CLEAN_ID.fullmatch(label) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        if self._key and scope["path"].startswith(_PROTECTED) and not self._knows(headers):
+            await send_error(BadApiKey("missing or wrong API key"), send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+    def _knows(self, headers: dict[bytes, str]) -> bool:
+        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+        return right and scheme.lower() == "bearer"
+
+
+async def _read_body(request: Request, limits: HttpLimits) -> bytes:
+    limit = limits.max_body_bytes
+    declared = request.headers.get("content-length", "")
+    too_large = BadBody(f"the body is over {limit} bytes", status=413)
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        raise BadBody(f"no body within {limits.body_timeout_s} s", status=408) from error
+    return bytes(body)
+
+
+def _model_body(model: ServedModel, created: int) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "radixmesh",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(encode(body), status_code=status, media_type="application/json")
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    del request
+    meaning = as_mesh_error(error)
+    status = meaning.status if isinstance(meaning, BadBody) else status_of(meaning)
+    response = _json(error_body(meaning, status), status)
+    response.headers.update(error_headers(meaning))
+    return response
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    meaning = InvalidRequest(f"{HTTPStatus(status).phrase}: {request.method} {request.url.path}")
+    return _json(error_body(meaning, status), status)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=499)  # nobody reads it; the access log does
