@@ -75,7 +75,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_ids(raw: bytes) -> array[int]:
+def unpack_ids(raw: bytes) -> "array[int]":
     """Return the ids of a run of little-endian uint32.
 
     Raises:

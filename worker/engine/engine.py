@@ -24,7 +24,7 @@ class Row:
     """
 
     request_id: int
-    ids: array[int]
+    ids: "array[int]"
     start: int
     blocks: list[int]
     sampled: bool
