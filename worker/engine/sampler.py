@@ -1,0 +1,165 @@
+"""Draws the next ids from logits. Pure: the same rows give the same ids, whatever the batch.
+
+Knows logits and sampling parameters; knows no requests and keeps no state. The
+draw of a row is a function of its logits and of (seed, choice, output position)
+alone, so a resume draws what the lost attempt would have drawn.
+
+The distribution: temperature, then the top_k most likely, then the fewest of
+those that reach top_p of their mass, then those with at least min_p times the
+likeliest's probability. Ids that tie with the last one kept are kept. The draw is
+by the inverse of the cumulative distribution in the order of the vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.engine.engine import Row
+
+# Below this a temperature divides to nothing but the argmax; it is taken as greedy.
+GREEDY_BELOW = 1e-5
+_SHORT_LIST = 1024
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Drawn ids and their logprobs (NaN where not asked), in the order of the rows.
+
+    `unusable_rows` counts rows whose logits had no number in them; they were drawn
+    as if all ids were equally likely.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    unusable_rows: int = 0
+
+
+def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
+    """Draw one id per row.
+
+    Args:
+        logits: [rows, vocabulary]. NaN counts as impossible.
+        rows: What each row asks for.
+    """
+    if not rows:
+        return Draws([], [])
+    raw = torch.nan_to_num(
+        logits.float(), nan=-torch.inf, posinf=torch.finfo(torch.float32).max, neginf=-torch.inf
+    )
+    unusable = torch.isneginf(raw.amax(-1, keepdim=True))
+    raw = torch.where(unusable, 0.0, raw)
+    allowed = _without_banned(raw, rows)
+    ids = allowed.argmax(-1)
+    drawn = [index for index, row in enumerate(rows) if not _is_greedy(row)]
+    if drawn:
+        where = torch.tensor(drawn, device=logits.device)
+        ids[where] = _draw(allowed.index_select(0, where), [rows[index] for index in drawn])
+    return Draws(ids.tolist(), _logprobs(raw, ids, rows), int(unusable.sum()))
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """Return the number in [0, 1) that decides a draw: numpy's Philox, counter = position."""
+    source = np.random.Philox(
+        key=[seed & _WORD, choice & _WORD], counter=[position & _WORD, 0, 0, 0]
+    )
+    return (int(source.random_raw()) >> 11) * 2.0**-53
+
+
+def _is_greedy(row: Row) -> bool:
+    return row.sampling.temperature < GREEDY_BELOW or row.sampling.top_k == 1
+
+
+def _without_banned(raw: Tensor, rows: Sequence[Row]) -> Tensor:
+    if not any(row.banned for row in rows):
+        return raw
+    allowed = raw.clone()
+    for index, row in enumerate(rows):
+        banned = [token for token in row.banned if 0 <= token < raw.shape[1]]
+        allowed[index, banned] = -torch.inf
+    # Where a ban leaves nothing, it cannot be kept.
+    nothing = torch.isneginf(allowed.amax(-1, keepdim=True))
+    return torch.where(nothing, raw, allowed)
+
+
+def _logprobs(raw: Tensor, ids: Tensor, rows: Sequence[Row]) -> list[float]:
+    if not any(row.sampling.logprobs for row in rows):
+        return [float("nan")] * len(rows)
+    chosen = raw.gather(-1, ids[:, None]) - raw.logsumexp(-1, keepdim=True)
+    values: list[float] = chosen[:, 0].tolist()
+    return [
+        value if row.sampling.logprobs else float("nan")
+        for value, row in zip(values, rows, strict=True)
+    ]
+
+
+def _draw(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    probs = probabilities(logits, rows)
+    # In double: the sum over a vocabulary must not swallow its small terms.
+    cumulative = probs.double().cumsum(-1)
+    draws = [uniform(r.sampling.seed, r.sampling.choice, r.output_position) for r in rows]
+    point = torch.tensor(draws, dtype=torch.double).to(logits.device)[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, point, right=True)[:, 0]
+    # Rounding may put the point on the total; the last possible id is meant then.
+    positions = torch.arange(probs.shape[1], device=probs.device)
+    return torch.minimum(ids, torch.where(probs > 0, positions, -1).amax(-1))
+
+
+def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Return what each row draws from, [rows, vocabulary], float32; it need not sum to 1."""
+    column = _Columns(rows, logits.device)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / column.of("temperature")
+    probs = scaled.softmax(-1)
+    threshold = probs.amax(-1, keepdim=True) * column.of("min_p")
+    picky = [i for i, r in enumerate(rows) if r.sampling.top_k > 0 or r.sampling.top_p < 1]
+    if picky:
+        where = torch.tensor(picky, device=logits.device)
+        chosen = _Columns([rows[i] for i in picky], logits.device)
+        floor = _nucleus_floor(probs.index_select(0, where), chosen)
+        threshold[where] = torch.maximum(threshold[where], floor)
+    return probs.masked_fill(probs < threshold, 0.0)
+
+
+class _Columns:
+    """Sampling parameters as columns [rows, 1]."""
+
+    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+        self._samplings = [row.sampling for row in rows]
+        self._device = device
+
+    def of(self, name: str) -> Tensor:
+        values = [getattr(sampling, name) for sampling in self._samplings]
+        return torch.tensor(values, dtype=torch.float32).to(self._device)[:, None]
+
+
+def _nucleus_floor(probs: Tensor, column: _Columns) -> Tensor:
+    """Return the smallest probability that top_k and top_p keep, [rows, 1]."""
+    vocabulary = probs.shape[1]
+    top_k = column.of("top_k").long()
+    top_k = torch.where(top_k > 0, top_k.clamp(max=vocabulary), vocabulary)
+    top_p = column.of("top_p")
+    # A full sort is dear and seldom needed: the likeliest few hold nearly all of top_p.
+    short = min(_SHORT_LIST, vocabulary)
+    ordered = probs.topk(short, -1).values
+    if short < vocabulary and not _suffices(ordered, top_k, top_p, vocabulary):
+        ordered = probs.sort(-1, descending=True).values
+    last = ordered.gather(-1, (top_k - 1).clamp(max=ordered.shape[1] - 1))
+    last = torch.where(top_k < vocabulary, last, 0.0)
+    kept = torch.where(ordered >= last, ordered, 0.0)
+    mass = torch.where(top_k < vocabulary, kept.sum(-1, keepdim=True), 1.0)
+    reached = kept.cumsum(-1) < top_p * mass
+    needed = reached.sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
+    by_mass = torch.where(top_p < 1, kept.gather(-1, needed), 0.0)
+    return torch.maximum(last, by_mass)
+
+
+def _suffices(ordered: Tensor, top_k: Tensor, top_p: Tensor, vocabulary: int) -> bool:
+    """Whether the likeliest few decide: all ties of the k-th, or all of top_p, are among them."""
+    limit = ordered.shape[1]
+    last = ordered.gather(-1, (top_k - 1).clamp(max=limit - 1))
+    by_count = (top_k < limit) & (ordered[:, -1:] < last)
+    by_mass = (top_k == vocabulary) & (ordered.sum(-1, keepdim=True) >= top_p)
+    return bool((by_count | by_mass).all())
