@@ -32,6 +32,11 @@ class Row:
     sampling: Sampling
     banned: tuple[int, ...] = ()
 
+    @property
+    def prefills(self) -> bool:
+        """Whether it computes a prompt, not the one id that was drawn last."""
+        return len(self.ids) > 1 or not self.sampled or self.output_position == 0
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

@@ -1,1 +1,1 @@
-"""worker.group."""
+"""A replica's ranks: how they start, stay in lockstep and talk to the front."""

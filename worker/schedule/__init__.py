@@ -1,1 +1,1 @@
-"""worker.schedule."""
+"""The scheduler of a replica, pure: the same inputs give the same plans on every rank."""

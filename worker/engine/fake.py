@@ -1,0 +1,143 @@
+"""An engine that computes no model but is exact: each id depends on all ids before it.
+
+The state after a position is a 64-bit hash of that position's id seeded by the
+state before; the next id is the ordinary vocabulary id at state mod their count.
+States live where a real engine keeps KV, in a pool addressed through the block
+table, so a wrong, stale or missing block changes everything that follows.
+Imports no torch.
+"""
+
+import os
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from worker.config import FakeConfig, RankConfig
+from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult
+from worker.engine.faults import Fault, parse_faults
+from worker.engine.vocabulary import Vocabulary
+
+FIRST_STATE: Final = 0x9E3779B97F4A7C15
+FAULT_EXIT_STATUS: Final = 17
+_DEFAULT_BLOCK_TOKENS: Final = 16
+_DEFAULT_KV_BLOCKS: Final = 4096
+
+
+def next_state(state: int, token_id: int) -> int:
+    """Return the state after one more id."""
+    return xxhash.xxh3_64_intdigest(token_id.to_bytes(4, "little"), state)
+
+
+def fake_next_id(ids: Sequence[int], ordinary: Sequence[int]) -> int:
+    """Return the id that follows `ids`, prompt and output alike."""
+    state = FIRST_STATE
+    for token_id in ids:
+        state = next_state(state, token_id)
+    return ordinary[state % len(ordinary)]
+
+
+class FakeEngine:
+    """Draws ids by `fake_next_id`, at a set pace, with scripted faults."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, info: EngineInfo, fake: FakeConfig, faults: list[Fault]
+    ) -> None:
+        self._ordinary = vocabulary.ordinary
+        self._info = info
+        self._fake = fake
+        self._faults = faults
+        self._states = array("Q", bytes(8 * info.kv_blocks * info.block_tokens))
+
+    def __repr__(self) -> str:
+        return f"<FakeEngine {self._info}>"
+
+    @classmethod
+    def load(cls, config: RankConfig) -> "FakeEngine":
+        """Read the vocabulary of the model directory and make an empty pool.
+
+        Raises:
+            InvalidRequest: A file of the model or a fault's script can't be read.
+        """
+        vocabulary = Vocabulary.read(Path(config.model_dir))
+        block_tokens = config.block_tokens or _DEFAULT_BLOCK_TOKENS
+        by_tokens = -(-config.kv_tokens // block_tokens)
+        info = EngineInfo(
+            block_tokens=block_tokens,
+            kv_blocks=config.fake.kv_blocks or by_tokens or _DEFAULT_KV_BLOCKS,
+            max_model_len=config.max_model_len or vocabulary.max_model_len,
+            vocab_size=vocabulary.size,
+            eos_ids=vocabulary.eos_ids,
+        )
+        return cls(vocabulary, info, config.fake, parse_faults(config.fake.faults, config))
+
+    @property
+    def info(self) -> EngineInfo:
+        """Fixed after construction."""
+        return self._info
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the states of all rows and draw; takes as long as the pace says."""
+        due = [fault.kind for fault in self._faults if plan.rows and fault.due(plan)]
+        self._break_down(due)
+        self._pace(plan)
+        ids = []
+        logprobs = []
+        for row in plan.rows:
+            state = self._compute(row)
+            if row.sampled:
+                ids.append(self._draw(row, state))
+                asked = row.sampling.logprobs
+                logprobs.append(-(state % 1000) / 1000 if asked else float("nan"))
+        if "desync" in due:
+            ids = [self._ordinary[(one + 1) % len(self._ordinary)] for one in ids]
+        return StepResult(ids=ids, logprobs=logprobs)
+
+    def close(self) -> None:
+        """Free the pool."""
+        self._states = array("Q")
+
+    def _compute(self, row: Row) -> int:
+        state = self._states[self._slot(row, row.start - 1)] if row.start else FIRST_STATE
+        for position, token_id in enumerate(row.ids, row.start):
+            state = next_state(state, token_id)
+            self._states[self._slot(row, position)] = state
+        return state
+
+    def _slot(self, row: Row, position: int) -> int:
+        block, offset = divmod(position, self._info.block_tokens)
+        return row.blocks[block] * self._info.block_tokens + offset
+
+    def _draw(self, row: Row, state: int) -> int:
+        ends = [end for end in self._info.eos_ids if end not in row.banned]
+        ended = 0 < self._fake.eos_after <= row.output_position
+        if ended and ends and not row.sampling.ignore_eos:
+            return ends[0]
+        count = len(self._ordinary)
+        first = state % count
+        for step in range(count):
+            candidate = self._ordinary[(first + step) % count]
+            if candidate not in row.banned:
+                return candidate
+        return next(one for one in range(self._info.vocab_size) if one not in row.banned)
+
+    def _pace(self, plan: StepPlan) -> None:
+        seconds = 0.0
+        prefill = sum(len(row.ids) for row in plan.rows if row.prefills)
+        if self._fake.prefill_tokens_per_s:
+            seconds += prefill / self._fake.prefill_tokens_per_s
+        if any(not row.prefills for row in plan.rows):
+            seconds += self._fake.decode_ms / 1000
+        if seconds:
+            time.sleep(seconds)
+
+    def _break_down(self, due: list[str]) -> None:
+        if "exit" in due:
+            os._exit(FAULT_EXIT_STATUS)
+        if "raise" in due:
+            raise RuntimeError("a scripted fault")
+        while "hang" in due:
+            time.sleep(3600)

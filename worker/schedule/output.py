@@ -1,0 +1,98 @@
+"""What one step says to the front, gathered in columns while the step goes on. Pure."""
+
+from array import array
+
+from radixmesh.blocks import pack_ids
+from radixmesh.errors import MeshError
+from worker.request import CacheChange, CacheDigest, Failed, LoadReport, Started, StepOutput
+
+
+class OutputColumns:
+    """Collects until `take`, then begins anew."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._accepted: list[int] = []
+        self._started: list[Started] = []
+        self._request_ids: list[int] = []
+        self._positions: list[int] = []
+        self._counts: list[int] = []
+        self._finishes: list[int] = []
+        self._token_ids: array[int] = array("I")
+        self._logprobs: list[float] = []
+        self._with_logprobs = False
+        self._failed: list[Failed] = []
+        self._flushed: list[tuple[int, int]] = []
+
+    def accept(self, request_id: int) -> None:
+        """The request is queued."""
+        self._accepted.append(request_id)
+
+    def start(self, request_id: int, *, cached_tokens: int, waited_us: int) -> None:
+        """The request's prefill began."""
+        self._started.append(Started(request_id, cached_tokens, waited_us))
+
+    def token(self, request_id: int, position: int, token_id: int, finish: int) -> None:
+        """One id was drawn; its logprob follows by `logprob`."""
+        self._entry(request_id, position, 1, finish)
+        self._token_ids.append(token_id)
+
+    def logprob(self, value: float, *, asked: bool) -> None:
+        """The logprob of the last id; NaN when nobody asked."""
+        self._logprobs.append(value)
+        self._with_logprobs |= asked
+
+    def finish_at_once(self, request_id: int, position: int, finish: int) -> None:
+        """The journal of a request is its whole output: it ends without a further id."""
+        self._entry(request_id, position, 0, finish)
+
+    def fail(self, request_id: int, error: MeshError) -> None:
+        """The request ended by an error."""
+        self._failed.append(Failed(request_id, error.reason, error.message))
+
+    def flush(self, token: int, removed: int) -> None:
+        """The cache was emptied."""
+        self._flushed.append((token, removed))
+
+    def take(
+        self, step: int, *, changes: list[CacheChange], digest: CacheDigest, load: LoadReport
+    ) -> StepOutput:
+        """Return everything since the last call."""
+        output = StepOutput(
+            step=step,
+            accepted=self._accepted,
+            started=self._started,
+            request_ids=self._request_ids,
+            positions=self._positions,
+            counts=self._counts,
+            finishes=self._finishes,
+            token_ids=pack_ids(self._token_ids),
+            logprobs=self._logprobs if self._with_logprobs else [],
+            failed=self._failed,
+            changes=changes,
+            digest=digest,
+            load=load,
+            flushed=self._flushed,
+        )
+        self._reset()
+        return output
+
+    def _entry(self, request_id: int, position: int, count: int, finish: int) -> None:
+        self._request_ids.append(request_id)
+        self._positions.append(position)
+        self._counts.append(count)
+        self._finishes.append(finish)
+
+
+def says_something(output: StepOutput) -> bool:
+    """Whether anything but the load and the digest is in it."""
+    return bool(
+        output.accepted
+        or output.started
+        or output.request_ids
+        or output.failed
+        or output.changes
+        or output.flushed
+    )
