@@ -36,6 +36,8 @@ _CODES: Final = {
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "QUEUE_FULL": "rate_limit_exceeded",
 }
+# Fields of the domain that have another name in these APIs.
+_PARAMS: Final = {"text": "prompt", "token_ids": "prompt", "choice_count": "n"}
 _LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity
 
 
@@ -47,7 +49,8 @@ def status_of(error: MeshError) -> int:
 def error_body(error: MeshError, status: int) -> Json:
     """Return an error in OpenAI's shape."""
     fallback = "invalid_request_error" if status < 500 else "server_error"
-    param = error.field.removeprefix("sampling.")
+    param = error.field.removeprefix("sampling.").removeprefix("chat.")
+    param = _PARAMS.get(param, param)
     return {
         "error": {
             "message": error.message,

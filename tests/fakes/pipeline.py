@@ -1,11 +1,19 @@
 """A pipeline for tests of the edges: says what a script says, and tells whether it was closed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from radixmesh.errors import MeshError
-from router.request import Delta, Event, Finish, FinishReason, GenerateRequest, Receipt, Usage
+from router.request import (
+    Delta,
+    Event,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    Receipt,
+    TextPrompt,
+    Usage,
+)
 
 RECEIPT = Receipt(
     group_id="g0",
@@ -47,11 +55,19 @@ def words(text: str, choice: int = 0) -> list[Event]:
     return [*deltas, finish(choice, completion=len(deltas))]
 
 
+HANG = "hang"
+Step = Event | Exception | str
+
+
 @dataclass
 class ScriptedPipeline:
-    """Yields `script`, in which an error is raised and `HANG` waits for ever."""
+    """Yields `script`, in which an error is raised and `HANG` waits for ever.
 
-    script: Sequence[Event | MeshError | Exception | str] = ()
+    `other_scripts` answer the text prompts that they are keyed by.
+    """
+
+    script: Sequence[Step] = ()
+    other_scripts: Mapping[str, Sequence[Step]] = field(default_factory=dict)
     served: Sequence[Served] = (Served("tiny"),)
     requests: list[GenerateRequest] = field(default_factory=list)
     open_count: int = 0
@@ -65,7 +81,8 @@ class ScriptedPipeline:
         self.requests.append(request)
         self.open_count += 1
         try:
-            for step in self.script:
+            prompt = request.prompt.text if isinstance(request.prompt, TextPrompt) else ""
+            for step in self.other_scripts.get(prompt, self.script):
                 if isinstance(step, Exception):
                     raise step
                 if isinstance(step, str):
@@ -77,6 +94,3 @@ class ScriptedPipeline:
         finally:
             self.open_count -= 1
             self.closed.set()
-
-
-HANG = "hang"
