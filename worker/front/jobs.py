@@ -1,0 +1,123 @@
+"""Requests that are under way in a replica, and how a step's columns divide among their owners.
+
+A job ties the front's number for a request to the owner (a router's link, or one plain
+call) and the owner's number for it. Pure: knows columns; no wire, no sockets, no clock.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from radixmesh.blocks import ID_BYTES
+from radixmesh.errors import MeshError
+from worker.request import Started, StepOutput
+
+
+@dataclass(slots=True)
+class Share:
+    """One owner's part of a step, in the owner's numbers. Columns as in `StepOutput`."""
+
+    accepted: list[int] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)  # request_id is the owner's number
+    entry_ids: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    counts: Sequence[int] = ()
+    finishes: Sequence[int] = ()
+    token_ids: bytes = b""
+    logprobs: Sequence[float] = ()
+
+
+class Owner(Protocol):
+    """Who submitted jobs. Its methods are quick and never raise."""
+
+    def on_share(self, dp_rank: int, share: Share) -> None:
+        """Take a part of a step. Jobs that finish in it are over."""
+        ...
+
+    def on_failed(self, entry_id: int, error: MeshError) -> None:
+        """Take the failure of a job, which is over."""
+        ...
+
+    def on_seen(self, dp_rank: int, entry_id: int) -> None:
+        """Learn that the replica's load from now on includes this submit."""
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Job:
+    """A request in a replica, from dispatch to its end."""
+
+    request_id: int
+    entry_id: int
+    owner: Owner
+    dp_rank: int
+    incarnation: int
+    prompt_tokens: int
+    dispatched_at: float
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+def split(output: StepOutput, jobs: Mapping[int, Job]) -> dict[Owner, Share]:
+    """Divide a step among the owners of its jobs; what belongs to no job is left out."""
+    shares: dict[Owner, Share] = {}
+    for request_id in output.accepted:
+        job = jobs.get(request_id)
+        if job is not None:
+            _share_of(shares, job).accepted.append(job.entry_id)
+    for started in output.started:
+        job = jobs.get(started.request_id)
+        if job is not None:
+            renamed = Started(job.entry_id, started.cached_tokens, started.waited_us)
+            _share_of(shares, job).started.append(renamed)
+    if output.request_ids:
+        _split_ids(output, jobs, shares)
+    return shares
+
+
+def _share_of(shares: dict[Owner, Share], job: Job) -> Share:
+    share = shares.get(job.owner)
+    if share is None:
+        share = shares[job.owner] = Share()
+    return share
+
+
+def _split_ids(output: StepOutput, jobs: Mapping[int, Job], shares: dict[Owner, Share]) -> None:
+    found = [jobs.get(request_id) for request_id in output.request_ids]
+    present = [job for job in found if job is not None]
+    owners = {job.owner for job in present}
+    if len(owners) == 1 and len(present) == len(found):
+        # The usual case, one router: the columns go on as they are.
+        share = _share_of(shares, present[0])
+        share.entry_ids = [job.entry_id for job in present]
+        share.positions, share.counts = output.positions, output.counts
+        share.finishes, share.token_ids = output.finishes, output.token_ids
+        share.logprobs = output.logprobs
+        return
+    rows: dict[Owner, list[int]] = {owner: [] for owner in owners}
+    for row, job in enumerate(found):
+        if job is not None:
+            rows[job.owner].append(row)
+    starts = [0]
+    for count in output.counts:
+        starts.append(starts[-1] + count)
+    for owner, chosen in rows.items():
+        entry_ids = [job.entry_id for row in chosen if (job := found[row]) is not None]
+        share = shares.setdefault(owner, Share())
+        share.entry_ids = entry_ids
+        _fill(share, output, chosen, starts)
+
+
+def _fill(share: Share, output: StepOutput, rows: Sequence[int], starts: Sequence[int]) -> None:
+    share.positions = [output.positions[row] for row in rows]
+    share.counts = [output.counts[row] for row in rows]
+    share.finishes = [output.finishes[row] for row in rows]
+    share.token_ids = b"".join(
+        output.token_ids[starts[row] * ID_BYTES : starts[row + 1] * ID_BYTES] for row in rows
+    )
+    if output.logprobs:
+        logprobs = [
+            value for row in rows for value in output.logprobs[starts[row] : starts[row + 1]]
+        ]
+        share.logprobs = () if all(map(math.isnan, logprobs)) else logprobs

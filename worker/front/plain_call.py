@@ -1,0 +1,60 @@
+"""One request outside any link: the owner behind the plain `Generate` and the self-test.
+
+Knows jobs; knows no wire. Its queue is bounded by the request's own max_tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from radixmesh.blocks import split_run
+from radixmesh.errors import MeshError
+from worker.front.jobs import Share
+from worker.request import GOES_ON
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New ids of an output. `finish` is 0 while it goes on."""
+
+    ids: bytes
+    logprobs: list[float]
+    finish: int
+    cached_tokens: int
+
+
+class PlainCall:
+    """Collects what one job reports."""
+
+    def __init__(self, *, logprobs: bool = False) -> None:
+        self._logprobs = logprobs
+        self._cached_tokens = 0
+        self._news: asyncio.Queue[Piece | MeshError] = asyncio.Queue()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield pieces up to the one that finishes. Raises the job's typed error."""
+        while True:
+            news = await self._news.get()
+            if isinstance(news, MeshError):
+                raise news
+            yield news
+            if news.finish != GOES_ON:
+                return
+
+    def on_share(self, dp_rank: int, share: Share) -> None:
+        """Queue what is new."""
+        del dp_rank
+        for started in share.started:
+            self._cached_tokens = started.cached_tokens
+        runs = split_run(share.token_ids, share.counts)
+        for ids, finish in zip(runs, share.finishes, strict=True):
+            logprobs = list(share.logprobs) if self._logprobs else []
+            self._news.put_nowait(Piece(ids, logprobs, finish, self._cached_tokens))
+
+    def on_failed(self, entry_id: int, error: MeshError) -> None:
+        """Queue the failure."""
+        del entry_id
+        self._news.put_nowait(error)
+
+    def on_seen(self, dp_rank: int, entry_id: int) -> None:
+        """Nothing to learn: a plain call watches no load."""

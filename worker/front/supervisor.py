@@ -1,0 +1,216 @@
+"""Keeps one replica alive: start its ranks, test them, watch them, start them anew.
+
+Knows lives (one start of the ranks each) and the pace of restarts; knows neither how
+processes are made (`ranks.py`) nor what requests are (`group.py`).
+"""
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import tenacity
+
+from radixmesh.blocks import pack_ids
+from radixmesh.errors import GroupLost, MeshError, RankDesync
+from worker.front.ask import Ask
+from worker.front.group import Group
+from worker.front.mailbox import Mailbox
+from worker.front.plain_call import PlainCall
+from worker.front.replica import Replica
+from worker.request import Outbound, Ready, Sampling, StepOutput
+
+logger = logging.getLogger(__name__)
+
+
+class Ranks(Protocol):
+    """Running rank processes of one replica."""
+
+    mailbox: socket.socket
+
+    async def first_end(self) -> str:
+        """Wait until a rank ends; return which and how, for people."""
+        ...
+
+    async def end(self, grace_s: float) -> None:
+        """End and reap all; those that go by themselves within the grace are not killed."""
+        ...
+
+
+Launch = Callable[[int, int], Awaitable[Ranks]]  # (dp_rank, incarnation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Times of a supervisor, in seconds.
+
+    Attributes:
+        startup_s: Ranks that are not tested and ready after this are killed.
+        backoff_initial_s: Pause before the first restart; it doubles.
+        backoff_max_s: The longest pause.
+        healthy_s: A life this long makes the next pause the first again.
+        last_words_s: After a death, how long to wait for what explains it.
+        stop_grace_s: Ranks that are told to stop are killed after this.
+    """
+
+    startup_s: float = 600.0
+    backoff_initial_s: float = 0.2
+    backoff_max_s: float = 10.0
+    healthy_s: float = 120.0
+    last_words_s: float = 0.2
+    stop_grace_s: float = 5.0
+
+
+class ReplicaLost(Exception):
+    """A life ended by a failure."""
+
+
+class Supervisor:
+    """Runs a replica for ever. Cancel `run` to stop it; its ranks are gone when that returns."""
+
+    def __init__(self, replica: Replica, group: Group, launch: Launch, pace: Pace) -> None:
+        self._replica = replica
+        self._group = group
+        self._launch = launch
+        self._pace = pace
+        # Not seeded: an incarnation must not come twice, not even after a restart of the front.
+        self._random = random.SystemRandom()
+
+    async def run(self) -> None:
+        """Start the replica, again and again."""
+        clock = asyncio.get_running_loop().time
+        pace = self._pace
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(ReplicaLost),
+            wait=tenacity.wait_exponential(
+                multiplier=pace.backoff_initial_s, max=pace.backoff_max_s
+            ),
+        )
+        async for attempt in attempts:
+            with attempt:
+                began = clock()
+                try:
+                    await self._live()
+                finally:
+                    if clock() - began > pace.healthy_s:
+                        attempt.retry_state.attempt_number = 1
+
+    async def _live(self) -> None:
+        replica = self._replica
+        incarnation = self._random.getrandbits(64) or 1
+        try:
+            ranks = await self._launch(replica.dp_rank, incarnation)
+        except OSError as fault:
+            logger.exception("ranks could not be started", extra={"dp_rank": replica.dp_rank})
+            raise ReplicaLost from fault
+        life = _Life(replica, self._group, ranks, self._pace)
+        error: MeshError = GroupLost("the group is stopping")
+        grace_s = self._pace.stop_grace_s
+        try:
+            error = await life.run(incarnation)
+            grace_s = 0.0
+        finally:
+            life.close()
+            self._group.on_down(replica, error)
+            await ranks.end(grace_s)
+        extra = {"dp_rank": replica.dp_rank, "reason": error.reason, "error": error.message}
+        logger.error("replica lost", extra=extra)
+        raise ReplicaLost
+
+
+class _Life:
+    """One incarnation of a replica."""
+
+    def __init__(self, replica: Replica, group: Group, ranks: Ranks, pace: Pace) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._replica = replica
+        self._group = group
+        self._ranks = ranks
+        self._pace = pace
+        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._lost: asyncio.Future[MeshError] = loop.create_future()
+        self._silent = asyncio.Event()  # the mailbox has ended
+        self._mailbox = Mailbox(self._on_message, self._on_mailbox_lost)
+
+    async def run(self, incarnation: int) -> MeshError:
+        """Live; return what ended it."""
+        await self._mailbox.connect(self._ranks.mailbox)
+        self._replica.begin(incarnation, self._mailbox, self._lose)
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._watch())
+            try:
+                await self._start()
+                return await self._lost
+            finally:
+                watch.cancel()
+
+    def close(self) -> None:
+        """Tell the ranks to stop, and hear no more of them."""
+        self._mailbox.close()
+
+    def _lose(self, error: MeshError) -> None:
+        if not self._lost.done():
+            self._lost.set_result(error)
+
+    async def _watch(self) -> None:
+        how = await self._ranks.first_end()
+        # What it sent before it died is still to be read: tokens, or why it broke.
+        try:
+            async with asyncio.timeout(self._pace.last_words_s):
+                await self._silent.wait()
+        except TimeoutError:
+            pass
+        self._lose(GroupLost(how))
+
+    async def _start(self) -> None:
+        began = self._loop.time()
+        starting = asyncio.ensure_future(self._test())
+        try:
+            await asyncio.wait(
+                (starting, self._lost),
+                timeout=self._pace.startup_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not starting.done():
+                self._lose(GroupLost(f"the ranks were not ready in {self._pace.startup_s:.0f} s"))
+            elif error := starting.exception():
+                self._lose(GroupLost(f"the self-test failed: {error}"))
+            if self._lost.done():
+                return
+        finally:
+            starting.cancel()
+        logger.debug("replica tested", extra={"seconds": self._loop.time() - began})
+        self._group.on_up(self._replica)
+
+    async def _test(self) -> None:
+        """Run one request through the ranks and back. Raises MeshError."""
+        self._group.on_ready(await self._ready)
+        ask = Ask(
+            prompt=pack_ids([0]),
+            sampling=Sampling(seed=0, temperature=0.0, max_tokens=2, ignore_eos=True),
+            cache_salt="self-test",
+        )
+        call = PlainCall()
+        self._group.dispatch(call, 0, ask, self._replica)
+        async for _ in call.pieces():
+            pass
+
+    def _on_message(self, message: Outbound) -> None:
+        if isinstance(message, StepOutput):
+            self._group.on_output(self._replica, message)
+        elif isinstance(message, Ready):
+            if not self._ready.done():
+                self._ready.set_result(message)
+        else:
+            # For a request, any other end of its replica is a loss that it can resume after.
+            desync = message.reason == RankDesync.reason
+            self._lose((RankDesync if desync else GroupLost)(message.message))
+
+    def _on_mailbox_lost(self, reason: str) -> None:
+        self._silent.set()
+        # The exit that follows says more; without one, this is all there is to say.
+        self._loop.call_later(self._pace.last_words_s, self._lose, GroupLost(reason))

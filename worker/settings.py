@@ -1,0 +1,92 @@
+"""The settings of a worker group: every flag, its default and what it means. Starts nothing."""
+
+import os
+from pathlib import PurePath
+from typing import Literal
+
+from pydantic import Field
+
+from radixmesh.settings import ServiceSettings, SettingsConfigDict
+
+MIB = 1 << 20
+
+
+class WorkerSettings(ServiceSettings):
+    """One model, served by `dp` replicas of `pp x tp` ranks behind one address."""
+
+    model_config = SettingsConfigDict(env_prefix="RADIXMESH_WORKER_")
+
+    model: str
+    """Hugging Face directory with the model, or the name of a model converted before."""
+    model_name: str = ""
+    """Name under which the model is served; empty means the last path part of --model."""
+    weight_version: str = ""
+    """Which weights these are; part of every block key. Empty unless weights are swapped."""
+    engine: Literal["torch", "fake"] = "torch"
+    """What computes: `torch`, or `fake` (ids from a hash; needs no weights and no torch)."""
+
+    dp: int = Field(1, ge=1, le=1024)
+    """Data-parallel replicas."""
+    pp: int = Field(1, ge=1, le=64)
+    """Pipeline stages of a replica."""
+    tp: int = Field(1, ge=1, le=64)
+    """Tensor-parallel ranks of a stage."""
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
+    """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of a rank; 0 means the usable cores divided by the ranks."""
+
+    block_tokens: int = Field(0, ge=0, le=1024)
+    """Ids per block of the KV cache; 0 means what the engine wants (16 as a rule)."""
+    kv_tokens: int = Field(0, ge=0)
+    """Ids whose KV one replica can hold; 0 means as many as --kv-bytes allow."""
+    kv_bytes: int = Field(1024 * MIB, ge=MIB)
+    """Bytes of one replica's KV cache when --kv-tokens is 0; 1 GiB."""
+    max_model_len: int = Field(0, ge=0)
+    """Prompt and output ids of one request; 0 means what the model allows."""
+    max_running: int = Field(64, ge=1)
+    """Requests of one replica in one step."""
+    max_waiting: int = Field(1024, ge=1)
+    """Requests of one replica that wait; more are refused with QUEUE_FULL."""
+    max_batched_tokens: int = Field(512, ge=1)
+    """Ids that one replica computes in one step; longer prompts go in chunks."""
+
+    fake_eos_after: int = Field(0, ge=0)
+    """Fake engine: an output ends by itself after so many ids; 0 means never."""
+    fake_prefill_tokens_per_s: float = Field(0.0, ge=0)
+    """Fake engine: pace of prefill; 0 means at once."""
+    fake_decode_ms: float = Field(0.0, ge=0)
+    """Fake engine: milliseconds of a step that decodes; 0 means at once."""
+    fake_kv_blocks: int = Field(0, ge=0)
+    """Fake engine: blocks of the KV cache; 0 means from --kv-tokens or --kv-bytes."""
+    fake_faults: list[str] = Field(default_factory=list)
+    """Fake engine: faults to act out, for tests; a comma-separated list."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(30100, ge=0, le=65535)
+    """gRPC port; 0 takes a free one."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port of the metrics page; 0 means none."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
+
+    startup_timeout_s: float = Field(600.0, gt=0)
+    """A replica whose ranks are not ready after so many seconds is started anew."""
+    step_timeout_s: float = Field(60.0, gt=0)
+    """A replica that has work and says nothing for so many seconds is started anew."""
+    drain_grace_s: float = Field(30.0, ge=0)
+    """On SIGTERM running requests may take so many seconds to finish."""
+
+    @property
+    def served_name(self) -> str:
+        """The name under which routers know the model."""
+        return self.model_name or PurePath(self.model).name
+
+    @property
+    def rank_threads(self) -> int:
+        """CPU threads that each rank gets; at least one."""
+        if self.threads:
+            return self.threads
+        cores = len(os.sched_getaffinity(0))
+        return max(1, cores // (self.dp * self.pp * self.tp))
