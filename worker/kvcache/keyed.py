@@ -40,7 +40,7 @@ class KeyedIds:
         raw = pack_ids(self.ids[-self.block_tokens :])
         self.keys += block_keys(raw, block_tokens=self.block_tokens, seed=seed)
 
-    def block(self, index: int) -> array[int]:
+    def block(self, index: int) -> "array[int]":
         """Return the ids of one whole block."""
         start = index * self.block_tokens
         return self.ids[start : start + self.block_tokens]

@@ -23,7 +23,7 @@ class Node:
     __slots__ = ("block", "cached", "children", "ids", "key", "namespace", "parent", "refs", "tick")
 
     def __init__(
-        self, parent: "Node | None", key: int, ids: array[int], block: int, *, namespace: bytes
+        self, parent: "Node | None", key: int, ids: "array[int]", block: int, *, namespace: bytes
     ) -> None:
         self.parent = parent
         self.key = key

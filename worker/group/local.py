@@ -1,0 +1,120 @@
+"""The `local` carrier: one unix stream socket between rank (0, 0) and each other rank.
+
+Records go down as frames, marks come back as 8 bytes each. A rank that waits for
+a record waits without a deadline and without using the CPU; every answer has one.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from worker.group.carrier import PeerLost
+from worker.group.framing import HEADER, MAX_BODY_BYTES, FramingError, frame
+
+ANSWER_DEADLINE_S: Final = 5.0
+_MARK: Final = struct.Struct("<Q")
+
+
+class LocalRoot:
+    """Rank (0, 0)'s end; `sockets` by the number of the rank behind them."""
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], *, deadline_s: float = ANSWER_DEADLINE_S
+    ) -> None:
+        self._sockets = list(sockets)
+        self._deadline_s = deadline_s
+
+    def __repr__(self) -> str:
+        return f"<LocalRoot of {len(self._sockets)} ranks>"
+
+    def hellos(self) -> list[bytes]:
+        """Wait for every other rank's first word."""
+        words = []
+        for number, peer in enumerate(self._sockets, 1):
+            peer.settimeout(None)
+            words.append(_receive_frame(peer, f"rank {number}"))
+        return words
+
+    def broadcast(self, record: bytes) -> None:
+        """Send the record to every other rank."""
+        if not self._sockets:
+            return
+        framed = frame(record)
+        for number, peer in enumerate(self._sockets, 1):
+            peer.settimeout(self._deadline_s)
+            _send(peer, framed, f"rank {number}")
+
+    def marks(self) -> list[int]:
+        """Wait for every other rank's mark of the last record; one deadline for all."""
+        values = []
+        until = time.monotonic() + self._deadline_s
+        for number, peer in enumerate(self._sockets, 1):
+            peer.settimeout(max(0.001, until - time.monotonic()))
+            raw = _receive(peer, _MARK.size, f"rank {number}")
+            values.append(_MARK.unpack(raw)[0])
+        return values
+
+    def close(self) -> None:
+        """Let go of all."""
+        for peer in self._sockets:
+            peer.close()
+
+
+class LocalLeaf:
+    """Any other rank's end."""
+
+    def __init__(self, root: socket.socket) -> None:
+        root.settimeout(None)
+        self._root = root
+
+    def __repr__(self) -> str:
+        return "<LocalLeaf>"
+
+    def hello(self, word: bytes) -> None:
+        """Say the first word."""
+        _send(self._root, frame(word), "rank 0")
+
+    def receive(self) -> bytes:
+        """Wait, for ever, for the next record."""
+        return _receive_frame(self._root, "rank 0")
+
+    def mark(self, value: int) -> None:
+        """Answer the last record with 64 bits."""
+        _send(self._root, _MARK.pack(value), "rank 0")
+
+    def close(self) -> None:
+        """Let go."""
+        self._root.close()
+
+
+def _send(peer: socket.socket, data: bytes, name: str) -> None:
+    try:
+        peer.sendall(data)
+    except TimeoutError as error:
+        raise PeerLost(f"{name} takes no more records") from error
+    except OSError as error:
+        raise PeerLost(f"{name} is gone") from error
+
+
+def _receive_frame(peer: socket.socket, name: str) -> bytes:
+    (size,) = HEADER.unpack(_receive(peer, HEADER.size, name))
+    if size > MAX_BODY_BYTES:
+        raise FramingError(f"{name} announces {size} bytes")
+    return _receive(peer, size, name)
+
+
+def _receive(peer: socket.socket, size: int, name: str) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = peer.recv(size - len(parts))
+        except TimeoutError as error:
+            raise PeerLost(f"{name} gave no answer in time") from error
+        except OSError as error:
+            raise PeerLost(f"{name} is gone") from error
+        if not part:
+            raise PeerLost(f"{name} is gone")
+        parts += part
+    return bytes(parts)

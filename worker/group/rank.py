@@ -1,0 +1,143 @@
+"""The loop of one rank: the leader (rank (0, 0) of a replica) and the followers.
+
+The leader alone has a clock and a mailbox. Each step it takes what has arrived,
+broadcasts it as one record, and all ranks plan; their digests are compared before
+anything is computed. An idle leader blocks in its mailbox, an idle follower in
+the broadcast: neither uses the CPU.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from radixmesh.errors import RankDesync
+from worker.engine.engine import StepPlan
+from worker.group.carrier import Leaf, Root
+from worker.group.mailbox import Mailbox
+from worker.group.record import StepRecord, decode_record, encode_record
+from worker.group.turn import Turns
+from worker.group.watchdog import Watchdog
+from worker.request import LoadReport, StepOutput
+from worker.schedule.output import says_something
+from worker.schedule.rates import Rates
+
+logger = logging.getLogger(__name__)
+
+
+def clock_us() -> int:
+    """Microseconds on a clock that never goes back."""
+    return time.monotonic_ns() // 1000
+
+
+class Leader:
+    """Rank (0, 0)."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        root: Root,
+        mailbox: Mailbox,
+        watchdog: Watchdog,
+        *,
+        clock: Callable[[], int] = clock_us,
+    ) -> None:
+        self._turns = turns
+        self._root = root
+        self._mailbox = mailbox
+        self._watchdog = watchdog
+        self._clock = clock
+        self._rates = Rates()
+        self._reported: LoadReport | None = None
+
+    def run(self) -> NoReturn:
+        """Turn until the front or a follower is gone.
+
+        Raises:
+            FrontGone: The front is gone.
+            PeerLost: A follower is gone.
+            RankDesync: A follower planned another step.
+        """
+        while True:
+            self.step()
+
+    def step(self) -> None:
+        """One turn; blocks for input when there is nothing to compute."""
+        inputs = self._mailbox.take(wait=self._turns.idle)
+        with self._watchdog.step():
+            record = StepRecord(
+                step=self._turns.step,
+                now_us=self._clock(),
+                digest=self._turns.digest,
+                inputs=inputs,
+            )
+            self._root.broadcast(encode_record(record))
+            plan = self._turns.begin(record)
+            self._compare(plan)
+            began_us = self._clock()
+            output = self._turns.complete(plan)
+            self._learn(plan, (self._clock() - began_us) / 1e6)
+        self._publish(output, asked=bool(inputs))
+
+    def _compare(self, plan: StepPlan) -> None:
+        own = self._turns.digest
+        different = [rank for rank, mark in enumerate(self._root.marks(), 1) if mark != own]
+        if different:
+            logger.error("plans differ", extra={"ranks": different, **describe(plan, own)})
+            raise RankDesync(f"ranks {different} planned another step {plan.step}")
+
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
+        self._rates.observe(
+            prefill_tokens=sum(len(row.ids) for row in plan.rows if row.prefills),
+            decode_rows=sum(not row.prefills for row in plan.rows),
+            seconds=seconds,
+        )
+
+    def _publish(self, output: StepOutput, *, asked: bool) -> None:
+        if not (asked or output.load != self._reported or says_something(output)):
+            return
+        self._reported = output.load
+        load = msgspec.structs.replace(
+            output.load,
+            prefill_rate=self._rates.prefill_rate,
+            decode_step_s=self._rates.decode_step_s,
+        )
+        self._mailbox.send(msgspec.structs.replace(output, load=load))
+
+
+class Follower:
+    """Every other rank: does what the records say and answers each with its digest."""
+
+    def __init__(self, turns: Turns, leaf: Leaf, watchdog: Watchdog) -> None:
+        self._turns = turns
+        self._leaf = leaf
+        self._watchdog = watchdog
+
+    def run(self) -> NoReturn:
+        """Turn until rank (0, 0) is gone.
+
+        Raises:
+            PeerLost: Rank (0, 0) is gone.
+            RankDesync: This rank differs from rank (0, 0).
+        """
+        while True:
+            self.step()
+
+    def step(self) -> StepOutput:
+        """One turn; blocks until there is a record."""
+        raw = self._leaf.receive()
+        with self._watchdog.step():
+            plan = self._turns.begin(decode_record(raw))
+            self._leaf.mark(self._turns.digest)
+            return self._turns.complete(plan)
+
+
+def describe(plan: StepPlan, digest: int) -> dict[str, object]:
+    """Return what a log says of a plan: numbers only."""
+    return {
+        "step": plan.step,
+        "digest": f"{digest:016x}",
+        "rows": [(row.request_id, row.start, len(row.ids)) for row in plan.rows],
+    }

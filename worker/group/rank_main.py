@@ -1,0 +1,145 @@
+"""Entry of a rank process: `python -m worker.group.rank_main CONFIG`.
+
+Builds the engine and what stands on it, says that it is ready, and turns until the
+front is gone. Whatever breaks it is told to the front as `Broken` and ends the
+process with a non-zero status; nothing is mended here, the front starts anew.
+"""
+
+import ctypes
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import setproctitle
+
+from radixmesh.errors import MeshError, RankDesync
+from radixmesh.telemetry.logs import setup_logging
+from worker.config import RankConfig
+from worker.engine.build import build_engine
+from worker.engine.engine import Engine
+from worker.group.carrier import PeerLost, Root
+from worker.group.launch import parse_config
+from worker.group.local import LocalLeaf, LocalRoot
+from worker.group.mailbox import FrontGone, Mailbox
+from worker.group.rank import Follower, Leader
+from worker.group.topology import Place
+from worker.group.turn import Turns
+from worker.group.watchdog import Watchdog
+from worker.kvcache.radix import PrefixCache
+from worker.request import Broken, Ready
+from worker.schedule.limits import Limits
+from worker.schedule.scheduler import Scheduler
+
+logger = logging.getLogger("worker.group.rank_main")  # not __main__
+
+_PR_SET_PDEATHSIG: Final = 1
+_READY: Final = msgspec.msgpack.Decoder(Ready)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a rank; return its exit status."""
+    began = time.perf_counter()
+    arguments = sys.argv[1:] if argv is None else argv
+    config = parse_config(arguments[0])
+    place = Place(config.dp_rank, config.pp_rank, config.tp_rank)
+    setproctitle.setproctitle(config.title or f"radixmesh-worker rank {place}")
+    setup_logging("worker", config.log_level)
+    # Ctrl-C reaches the whole terminal group; the front decides when ranks end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    if config.mailbox_fd < 0:
+        return _follow(config, place, began)
+    return _lead(config, place, began)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends.
+
+    Beyond Linux there is no such request, and a parent may have died before it: the
+    end of the sockets is the other half.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _lead(config: RankConfig, place: Place, began: float) -> int:
+    mailbox = Mailbox(socket.socket(fileno=config.mailbox_fd))
+    root = LocalRoot([socket.socket(fileno=fd) for fd in config.broadcast_fds])
+    try:
+        engine = build_engine(config)
+        ready = _ready(config, engine, began)
+        _check_peers(root, ready)
+        mailbox.send(ready)
+        logger.info("rank ready", extra={"place": place, "startup_s": round(ready.startup_s, 3)})
+        watchdog = Watchdog(config.step_timeout_s)
+        watchdog.start()
+        Leader(_turns(config, engine), root, mailbox, watchdog).run()
+    except FrontGone:
+        logger.info("front gone", extra={"place": place})
+        return 0
+    except MeshError as error:
+        logger.exception("rank broken", extra={"place": place})
+        return _report(mailbox, Broken(error.reason, error.message))
+    except Exception as error:
+        logger.exception("rank broken", extra={"place": place})
+        return _report(mailbox, Broken("INTERNAL", f"rank {place}: {type(error).__name__}"))
+
+
+def _follow(config: RankConfig, place: Place, began: float) -> int:
+    leaf = LocalLeaf(socket.socket(fileno=config.broadcast_fds[0]))
+    try:
+        engine = build_engine(config)
+        leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
+        watchdog = Watchdog(config.step_timeout_s)
+        watchdog.start()
+        Follower(_turns(config, engine), leaf, watchdog).run()
+    except PeerLost as error:
+        logger.info("rank ends", extra={"place": place, "reason": error.message})
+        return 0
+    except Exception:
+        # The end of this process is what rank (0, 0) and the front notice.
+        logger.exception("rank broken", extra={"place": place})
+        return 1
+
+
+def _turns(config: RankConfig, engine: Engine) -> Turns:
+    info = engine.info
+    cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
+    scheduler = Scheduler(Limits.of(config, info), cache)
+    return Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)
+
+
+def _ready(config: RankConfig, engine: Engine, began: float) -> Ready:
+    info = engine.info
+    return Ready(
+        block_tokens=info.block_tokens,
+        kv_blocks=info.kv_blocks,
+        max_model_len=Limits.of(config, info).max_model_len,
+        vocab_size=info.vocab_size,
+        eos_ids=info.eos_ids,
+        startup_s=time.perf_counter() - began,
+    )
+
+
+def _check_peers(root: Root, own: Ready) -> None:
+    for number, word in enumerate(root.hellos(), 1):
+        other = _READY.decode(word)
+        if msgspec.structs.replace(other, startup_s=own.startup_s) != own:
+            raise RankDesync(f"rank {number} can take {other}, rank 0 {own}")
+
+
+def _report(mailbox: Mailbox, broken: Broken) -> int:
+    try:
+        mailbox.send(broken)
+    except FrontGone:
+        logger.info("front gone")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Ends a rank whose step is stuck, after it has written every thread's stack to the log.
+
+A rank that waits for input is not stuck: the watchdog counts only inside a step.
+Costs a step two assignments and an idle rank a few wake-ups a minute.
+"""
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+STUCK_EXIT_STATUS: Final = 70
+
+
+def die_with_stacks() -> None:
+    """Write all stacks to stderr and end the process at once; nothing can be unwound."""
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    os._exit(STUCK_EXIT_STATUS)
+
+
+class Watchdog:
+    """Watches one thread's steps."""
+
+    def __init__(self, limit_s: float, *, on_stuck: Callable[[], None] = die_with_stacks) -> None:
+        self._limit_s = limit_s
+        self._on_stuck = on_stuck
+        self._began: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Count the time of this block."""
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began = None
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._limit_s / 4):
+            began = self._began
+            if began is not None and time.monotonic() - began > self._limit_s:
+                logger.error("step is stuck", extra={"limit_s": self._limit_s})
+                self._on_stuck()
+                return
