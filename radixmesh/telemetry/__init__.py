@@ -1,1 +1,1 @@
-"""radixmesh.telemetry."""
+"""Logs and metrics, declared in one place. Knows no service."""
