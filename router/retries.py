@@ -1,0 +1,135 @@
+"""What an output's lost attempts mean for the next one: where not to go, when to give up.
+
+Pure: knows errors and places; no clock, no fleet.
+"""
+
+from dataclasses import dataclass
+
+from radixmesh.errors import RESUMABLE, MeshError, RequestPoisoned, Unavailable
+
+# A replica in one of its lives: group, dp_rank, incarnation.
+Place = tuple[str, int, int]
+
+# The replica itself is gone; it may have been this request that took it down.
+TAKEN_DOWN = frozenset({"GROUP_LOST", "RANK_DESYNC"})
+# The place takes no more work, now or ever; nothing is wrong with it.
+FULL = frozenset({"QUEUE_FULL", "LINK_OVERLOADED"})
+POISONED_AFTER = 2
+# New work is refused after so many places were full, or so many attempts led nowhere.
+FULL_LIMIT = 2
+FRUITLESS_LIMIT = 6
+PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How one attempt ended without ending its output.
+
+    Attributes:
+        accepted: The replica had queued it.
+        started: Its prefill had begun.
+        gained: Ids that it brought.
+    """
+
+    place: Place
+    error: MeshError
+    accepted: bool = False
+    started: bool = False
+    gained: int = 0
+
+
+class Retries:
+    """The memory of one output about its lost attempts."""
+
+    def __init__(self) -> None:
+        self.resuming = False
+        self._dead: set[Place] = set()
+        self._full: set[Place] = set()
+        self._taken_down = 0
+        self._barren_losses = 0
+        self._fruitless = 0
+        self._last: MeshError | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Retries dead {sorted(self._dead)}, full {sorted(self._full)}, "
+            f"{self._fruitless} fruitless>"
+        )
+
+    @property
+    def avoid(self) -> frozenset[Place]:
+        """Places that the next attempt must not go to."""
+        return frozenset(self._dead | self._full)
+
+    def reason(self, nobody: MeshError) -> MeshError:
+        """Return what to say when the wait for a place is over: that all were full, or `nobody`."""
+        full = self._last is not None and self._last.reason in FULL
+        return self._last if full and self._last is not None else nobody
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next attempt; none before the first retry."""
+        if self._fruitless < 2:
+            return 0.0
+        return min(PAUSE_S * 2.0 ** (self._fruitless - 2), MAX_PAUSE_S)
+
+    def note(self, loss: Loss) -> None:
+        """Take a lost attempt into account.
+
+        Raises:
+            RequestPoisoned: It was the second replica that this request took down.
+            MeshError: The loss's own error, when no other attempt could help.
+        """
+        reason = loss.error.reason
+        if not _elsewhere_may_help(loss.error):
+            raise loss.error
+        self._last = loss.error
+        self.resuming = self.resuming or loss.accepted or loss.gained > 0
+        self._fruitless = 0 if loss.gained else self._fruitless + 1
+        self._note_place(loss)
+        if self._took_down(loss) and self._poisoned():
+            raise RequestPoisoned("the request took down two replicas", last=reason)
+        if not self.resuming and self._fruitless >= FRUITLESS_LIMIT:
+            raise loss.error
+
+    def _note_place(self, loss: Loss) -> None:
+        if loss.gained:
+            self._full.clear()
+        if loss.error.reason in FULL:
+            self._full.add(loss.place)
+            if not self.resuming and len(self._full) >= FULL_LIMIT:
+                raise loss.error
+        elif loss.error.reason != "LINK_LOST":
+            # A link that was cut says nothing of the replica: it may come back as it was.
+            self._dead.add(loss.place)
+
+    def _took_down(self, loss: Loss) -> bool:
+        if not loss.accepted:
+            return False
+        if loss.error.reason in TAKEN_DOWN:
+            self._taken_down += 1
+            return True
+        if loss.error.reason == "LINK_LOST" and loss.started and not loss.gained:
+            # A front that died at once may have died of this request; one that died
+            # in mid-stream, or whose link was cut, most likely did not.
+            self._barren_losses += 1
+            return True
+        return False
+
+    def _poisoned(self) -> bool:
+        return max(self._taken_down, self._barren_losses) >= POISONED_AFTER
+
+    def nobody_left(self) -> None:
+        """No place is ready outside `avoid`.
+
+        Raises:
+            MeshError: New work that found only full places.
+        """
+        if self._full and self._last is not None and not self.resuming:
+            raise self._last
+        self._full.clear()
+
+
+def _elsewhere_may_help(error: MeshError) -> bool:
+    return isinstance(error, Unavailable) or error.reason in RESUMABLE or error.reason in FULL

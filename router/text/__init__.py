@@ -1,0 +1,1 @@
+"""Tokenizers and detokenizers as the router sees them: pools of links, any instance will do."""

@@ -1,0 +1,154 @@
+"""A pool of instances of one text service: which of them can be asked now.
+
+Knows who is connected, what each serves and how busy it is; nothing of ids and
+text. What an instance serves is learned from the first frame of its link.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from radixmesh.errors import MeshError, ServiceUnavailable, TokenizerMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What an instance has loaded: a model's tokenizer, known by the hash of its file."""
+
+    model: str
+    fingerprint: str
+
+
+class Instance(Protocol):
+    """One service process behind a link."""
+
+    @property
+    def address(self) -> str:
+        """Where it is, for messages."""
+
+    @property
+    def serving(self) -> Serving | None:
+        """What it serves, or None while it is not connected."""
+
+    @property
+    def load(self) -> int:
+        """How many entries it has of this router."""
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+
+
+InstanceT = TypeVar("InstanceT", bound=Instance)
+
+
+class Pool(Generic[InstanceT]):
+    """Instances of one service; the least loaded that fits is chosen, ties at random.
+
+    Args:
+        service: `tokenizer` or `detokenizer`, for messages.
+        rng: Breaks ties.
+    """
+
+    def __init__(self, service: str, *, rng: random.Random) -> None:
+        self._service = service
+        self._rng = rng
+        self._instances: list[InstanceT] = []
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def add(self, instance: InstanceT) -> None:
+        """Add an instance, before `run`."""
+        self._instances.append(instance)
+
+    @property
+    def instances(self) -> Sequence[InstanceT]:
+        """All of them, connected or not."""
+        return self._instances
+
+    @property
+    def ready(self) -> bool:
+        """Whether any instance is connected."""
+        return any(instance.serving for instance in self._instances)
+
+    async def run(self) -> None:
+        """Keep the links up until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for instance in self._instances:
+                tasks.create_task(instance.run())
+
+    def wake(self) -> None:
+        """Let waiters look again: an instance came up."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def choose(self, wanted: Serving, *, avoid: Collection[InstanceT] = ()) -> InstanceT | None:
+        """Return the least loaded connected instance that fits, or None.
+
+        Args:
+            wanted: A fingerprint to match, or, where it is empty, a model.
+            avoid: Instances to pass over, unless there is no other.
+
+        Raises:
+            TokenizerMismatch: Instances of this model are connected; none fits.
+        """
+        serving = [one for one in self._instances if one.serving is not None]
+        fitting = [one for one in serving if _fits(one.serving, wanted)]
+        if not fitting:
+            self._refuse_mismatch(serving, wanted)
+            return None
+        allowed = [one for one in fitting if one not in avoid] or fitting
+        least = min(one.load for one in allowed)
+        return self._rng.choice([one for one in allowed if one.load == least])
+
+    def _refuse_mismatch(self, serving: Sequence[InstanceT], wanted: Serving) -> None:
+        for one in serving:
+            if one.serving is not None and one.serving.model == wanted.model:
+                raise TokenizerMismatch(
+                    f"{self._service} {one.address} loads another tokenizer than the workers",
+                    here=one.serving.fingerprint,
+                    there=wanted.fingerprint,
+                )
+
+    async def acquire(
+        self, wanted: Serving, *, wait_s: float, avoid: Collection[InstanceT] = ()
+    ) -> InstanceT:
+        """Return an instance that fits, waiting for one to connect.
+
+        Raises:
+            ServiceUnavailable: None connected within `wait_s`.
+            TokenizerMismatch: Only instances with another tokenizer did.
+        """
+        mismatch: MeshError | None = None
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    try:
+                        chosen = self.choose(wanted, avoid=avoid)
+                    except TokenizerMismatch as error:
+                        # One that fits may connect within the wait.
+                        mismatch, chosen = error, None
+                    if chosen is not None:
+                        return chosen
+                    await self._next_change()
+        except TimeoutError:
+            raise mismatch or ServiceUnavailable(
+                f"no {self._service} is reachable", model=wanted.model
+            ) from None
+
+    async def _next_change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+
+def _fits(serving: Serving | None, wanted: Serving) -> bool:
+    if serving is None:
+        return False
+    if wanted.fingerprint:
+        return serving.fingerprint == wanted.fingerprint
+    return serving.model == wanted.model

@@ -1,0 +1,211 @@
+"""Prompts -> ids, by whichever tokenizer is free.
+
+It keeps no state, so any error of the place rather than of the prompt is tried
+again elsewhere. Knows the tokenizer's link; nothing of workers.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from radixmesh.common.v1 import generation_pb2
+from radixmesh.errors import RESUMABLE, MeshError, ServiceUnavailable
+from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
+from radixmesh.tokenizer.v1 import tokenizer_service_pb2 as pb
+from radixmesh.tokenizer.v1 import tokenizer_service_pb2_grpc as pb_grpc
+from router.request import ChatPrompt, TextPrompt
+from router.text.pool import Pool, Serving
+
+MAX_TRIES = 6
+RETRY_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids of a prompt (little-endian uint32) and the fingerprint of the tokenizer."""
+
+    ids: bytes
+    fingerprint: str
+
+
+class _Answer:
+    """Waits for one result."""
+
+    def __init__(self) -> None:
+        self.ids: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_failed(self, error: MeshError) -> None:
+        if not self.ids.done():
+            self.ids.set_exception(error)
+
+    def on_result(self, ids: bytes) -> None:
+        if not self.ids.done():
+            self.ids.set_result(ids)
+
+
+class TokenizerInstance:
+    """One tokenizer process behind a link."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        identity: Identity,
+        limits: LinkLimits,
+        rng: random.Random,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self._on_ready = on_ready
+        self._serving: Serving | None = None
+        self._link: Link[pb.AttachRequest, pb.AttachResponse, _Answer] = Link(
+            address,
+            attach=_attach,
+            down=pb.AttachRequest,
+            listener=self,
+            identity=identity,
+            limits=limits,
+            rng=rng,
+        )
+
+    def __repr__(self) -> str:
+        return f"<TokenizerInstance {self.address} {self._serving} load {self.load}>"
+
+    @property
+    def serving(self) -> Serving | None:
+        """What it serves, or None while it is not connected."""
+        return self._serving
+
+    @property
+    def load(self) -> int:
+        """How many prompts wait for its answer."""
+        return len(self._link.entries)
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        await self._link.run()
+
+    async def encode(self, prompt: pb.Prompt, *, timeout_s: float) -> bytes:
+        """Return the ids of one prompt.
+
+        Raises:
+            MeshError: Of the prompt, or of the place.
+        """
+        answer = _Answer()
+        entry_id = self._link.open(answer, timeout_s=timeout_s)
+        entry = pb.TokenizeEntry(
+            entry_id=entry_id, remaining_ms=max(1, int(timeout_s * 1000)), prompt=prompt
+        )
+        try:
+            self._link.send(pb.AttachRequest(tokenize=[entry]), Lane.WORK, entry_id=entry_id)
+            return await answer.ids
+        finally:
+            # Nothing to do when the answer came; else the peer need not work on it.
+            self._link.cancel(entry_id)
+
+    # Listener of the link
+
+    def on_up(self, peer: Peer, *, is_new: bool) -> None:
+        """Wait for `info`, which is in the first frame."""
+
+    def on_frame(self, frame: pb.AttachResponse) -> None:
+        """Hand results to those who wait."""
+        if frame.HasField("info"):
+            self._serving = Serving(frame.info.model, frame.info.fingerprint)
+            self._on_ready()
+        for result in frame.results:
+            answer = self._link.close(result.entry_id)
+            if answer is not None:
+                answer.on_result(result.token_ids)
+
+    def on_down(self, error: MeshError) -> None:
+        """Take no prompts until it is connected again."""
+        del error  # the link has logged it, and the entries know
+        self._serving = None
+
+
+class Tokenizers:
+    """All tokenizers of the mesh.
+
+    Args:
+        addresses: host:port of each.
+        wait_s: Seconds that a prompt waits for one to connect.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        identity: Identity,
+        limits: LinkLimits,
+        rng: random.Random,
+        wait_s: float,
+    ) -> None:
+        self._wait_s = wait_s
+        self._pool: Pool[TokenizerInstance] = Pool("tokenizer", rng=rng)
+        for address in addresses:
+            instance = TokenizerInstance(
+                address, identity=identity, limits=limits, rng=rng, on_ready=self._pool.wake
+            )
+            self._pool.add(instance)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any is connected."""
+        return self._pool.ready
+
+    async def run(self) -> None:
+        """Keep the links up until cancelled."""
+        await self._pool.run()
+
+    async def encode(
+        self, prompt: TextPrompt | ChatPrompt, wanted: Serving, *, timeout_s: float
+    ) -> Encoded:
+        """Return the ids of a prompt, trying other tokenizers when one fails.
+
+        Raises:
+            ServiceUnavailable: No tokenizer could be reached.
+            TokenizerMismatch: None loads the tokenizer of the workers.
+            MeshError: The prompt is at fault, or the deadline passed.
+        """
+        message = _to_prompt(prompt)
+        tried: set[TokenizerInstance] = set()
+        last: MeshError = ServiceUnavailable("no tokenizer is reachable")
+        for _ in range(MAX_TRIES):
+            instance = await self._pool.acquire(wanted, wait_s=self._wait_s, avoid=tried)
+            if instance in tried:
+                # It is the only one, and it was not able a moment ago.
+                await asyncio.sleep(RETRY_PAUSE_S)
+            serving = instance.serving
+            try:
+                ids = await instance.encode(message, timeout_s=timeout_s)
+            except MeshError as error:
+                if error.reason not in RESUMABLE:
+                    raise
+                tried.add(instance)
+                last = error
+                continue
+            return Encoded(ids, serving.fingerprint if serving else wanted.fingerprint)
+        raise last
+
+
+def _attach(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.StreamStreamMultiCallable[pb.AttachRequest, pb.AttachResponse]":
+    return pb_grpc.TokenizerServiceStub(channel).Attach
+
+
+def _to_prompt(prompt: TextPrompt | ChatPrompt) -> pb.Prompt:
+    if isinstance(prompt, TextPrompt):
+        return pb.Prompt(text=prompt.text)
+    turns = [
+        generation_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in prompt.messages
+    ]
+    return pb.Prompt(
+        chat=generation_pb2.ChatPrompt(
+            messages=turns, add_generation_prompt=prompt.add_generation_prompt
+        )
+    )
