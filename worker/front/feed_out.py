@@ -104,9 +104,10 @@ class Mirror:
         self.sequence += 1
         return Event(self.sequence, change)
 
-    def snapshot(self) -> Iterator[Chunk]:
+    def snapshot(self, chunk_keys: int = CHUNK_KEYS) -> Iterator[Chunk]:
         """Return chunks of the mirror as it is now; later changes do not show in them."""
-        return _chunks(self.sequence, list(self._parents), list(self._parents.values()))
+        keys, parents = list(self._parents), list(self._parents.values())
+        return _chunks(self.sequence, keys, parents, chunk_keys)
 
     def _store(self, parent: int, keys: list[int]) -> None:
         parents = self._parents
@@ -134,10 +135,9 @@ class Mirror:
         self._xor ^= key
 
 
-def _chunks(as_of: int, keys: list[int], parents: list[int]) -> Iterator[Chunk]:
-    ends = range(CHUNK_KEYS, max(len(keys), 1) + CHUNK_KEYS, CHUNK_KEYS)
-    for end in ends:
-        start = end - CHUNK_KEYS
+def _chunks(as_of: int, keys: list[int], parents: list[int], size: int) -> Iterator[Chunk]:
+    for start in range(0, max(len(keys), 1), size):
+        end = start + size
         yield Chunk(as_of, start == 0, end >= len(keys), keys[start:end], parents[start:end])
 
 
@@ -149,8 +149,16 @@ class Cursor:
     then the router sees chunks, then events without a gap.
     """
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        *,
+        chunk_keys: int = CHUNK_KEYS,
+        max_held_keys: int = MAX_HELD_KEYS,
+    ) -> None:
         self.mirror = mirror
+        self._chunk_keys = chunk_keys
+        self._max_held_keys = max_held_keys
         self._held: deque[Event] = deque()
         self._held_keys = 0
         self._chunks: Iterator[Chunk] | None = None
@@ -176,7 +184,7 @@ class Cursor:
             return False  # the snapshot to come includes it
         self._held.append(event)
         self._held_keys += event.key_count
-        if self._held_keys > MAX_HELD_KEYS:
+        if self._held_keys > self._max_held_keys:
             self.begin()
         return False
 
@@ -185,7 +193,7 @@ class Cursor:
         if self._live:
             return None
         if self._chunks is None:
-            self._chunks = self.mirror.snapshot()
+            self._chunks = self.mirror.snapshot(self._chunk_keys)
         chunk = next(self._chunks, None)
         if chunk is None:
             return self._take_held()
@@ -196,7 +204,7 @@ class Cursor:
     def _take_held(self) -> list[Event]:
         taken: list[Event] = []
         keys = 0
-        while self._held and keys < CHUNK_KEYS:
+        while self._held and keys < self._chunk_keys:
             event = self._held.popleft()
             keys += event.key_count
             taken.append(event)
