@@ -1,0 +1,68 @@
+"""A booked place: the load and the in-flight prefix that one request puts on a replica.
+
+Both go exactly once, whoever releases first: the request's owner, the end of its
+last entry, the loss of its replica, or the lease of a booking never sent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.fleet.workload import Charge
+from router.tree.inflight import Marks
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Booking:
+    """A place at one replica, as predicted when it was chosen.
+
+    Attributes:
+        prompt_blocks: Whole blocks of the prompt.
+        predicted_blocks: Those of them that the router expects to be found.
+        predicted_wait_s: Until the prefill begins.
+        policy: What chose.
+    """
+
+    group_id: str
+    dp_rank: int
+    incarnation: int
+    block_tokens: int
+    prompt_blocks: int
+    predicted_blocks: int
+    predicted_wait_s: float
+    policy: str
+    booked_at: float
+    charge: Charge
+    marks: Marks
+    on_release: Callable[["Booking"], None]
+    on_cached: Callable[[int], None]
+    open_entries: int = 0
+    _released: bool = field(default=False, repr=False)
+
+    @property
+    def released(self) -> bool:
+        """Whether it counts no more."""
+        return self._released
+
+    def release(self) -> None:
+        """Take load and marks back. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        self.marks.release()
+        self.on_release(self)
+
+    def entry_opened(self, entry_id: int) -> None:
+        """One of its entries is on the link."""
+        self.open_entries += 1
+        self.charge.entry_ids.append(entry_id)
+
+    def started(self, cached_tokens: int) -> None:
+        """The prefill of one of its entries began; so many prompt ids were reused."""
+        self.charge.started = True
+        self.on_cached(cached_tokens)
+
+    def entry_closed(self) -> None:
+        """One of its entries ended; with the last one the booking does."""
+        self.open_entries -= 1
+        if not self.open_entries:
+            self.release()

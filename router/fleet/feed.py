@@ -1,0 +1,287 @@
+"""One replica's feed: snapshot, then numbered changes, proven by digests; else not trusted.
+
+Knows sequence numbers and the meta-tree; no wire, no loop, no clock (instants
+come as `now`). The rule: the view is EXACT only while it follows from a complete
+snapshot and every change after it. On a gap, an unknown parent or a digest that
+differs it drops the view at once, holds later changes back (boundedly many) and
+asks for a new snapshot.
+"""
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.policy.choice import View
+from router.tree.inflight import InFlight
+from router.tree.meta_tree import FeedBroken, MetaTree
+
+SNAPSHOT_TIMEOUT_S = 10.0  # without progress
+SILENCE_S = 15.0  # without a digest, which comes at every heartbeat
+STRIKES = 3
+STRIKE_WINDOW_S = 60.0
+BACKOFF_INITIAL_S = 5.0
+BACKOFF_MAX_S = 60.0
+HELD_KEYS_LIMIT = 1 << 17
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Consecutive blocks of one prompt below `parent` (0: the prompt's first)."""
+
+    parent: int
+    keys: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks that left, children before parents."""
+
+    keys: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The cache was emptied."""
+
+    keys: Sequence[int] = ()
+
+
+Change = Stored | Removed | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a snapshot: keys, and the parent of each, parents first."""
+
+    as_of: int
+    keys: Sequence[int]
+    parents: Sequence[int]
+    first: bool = False
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What the cache holds after event `sequence`."""
+
+    sequence: int
+    block_count: int
+    xor_keys: int
+
+
+class _Stage(enum.Enum):
+    OFF = enum.auto()  # no link
+    WAITING = enum.auto()  # for a snapshot to begin
+    LOADING = enum.auto()
+    LIVE = enum.auto()
+    RESTING = enum.auto()  # given up for a while
+
+
+class Feed:
+    """Keeps one replica's part of the meta-tree equal to its cache, or says that it isn't.
+
+    Args:
+        tree: Where the keys go.
+        inflight: Marks that a stored block confirms.
+        ask: Asks the replica for a new snapshot.
+        on_lost: Told the instant at which the view stopped being trusted.
+        name: For logs.
+    """
+
+    def __init__(
+        self,
+        tree: MetaTree,
+        inflight: InFlight,
+        *,
+        ask: Callable[[], None],
+        on_lost: Callable[[float], None],
+        name: str,
+    ) -> None:
+        self._tree = tree
+        self._inflight = inflight
+        self._ask = ask
+        self._on_lost = on_lost
+        self._name = name
+        self.number = tree.join()
+        self.view = View.DEGRADED
+        self.resnapshots = 0
+        self._stage = _Stage.OFF
+        self._last = 0
+        self._held: dict[int, Change] = {}
+        self._held_keys = 0
+        self._held_digest: Digest | None = None
+        self._progress_at = 0.0
+        self._strikes: deque[float] = deque()
+        self._backoff_s = BACKOFF_INITIAL_S
+        self._retry_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Feed of {self._name}: {self.view.name}, {self._stage.name} at {self._last}>"
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of the replica's cache, by the feed so far."""
+        return self._tree.digest(self.number)[0]
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether a complete snapshot is the base of the view."""
+        return self._stage is _Stage.LIVE
+
+    def begin(self, now: float) -> None:
+        """The link is up: the replica sends a snapshot without being asked."""
+        self._reset(_Stage.WAITING, now)
+
+    def stop(self, now: float) -> None:
+        """The link is down or the replica has gone: nothing is known of it any more."""
+        self._reset(_Stage.OFF, now)
+
+    def close(self) -> None:
+        """Leave the tree for good."""
+        self._inflight.forget(self.number)
+        self._tree.leave(self.number)
+
+    def _reset(self, stage: _Stage, now: float) -> None:
+        self._drop_view()
+        self._inflight.forget(self.number)
+        self._forget_held()
+        self._strikes.clear()
+        self._backoff_s = BACKOFF_INITIAL_S
+        self._stage, self.view, self._progress_at = stage, View.DEGRADED, now
+
+    def on_chunk(self, chunk: Chunk, now: float) -> None:
+        """A part of a snapshot came."""
+        if self._stage is _Stage.OFF:
+            return
+        if chunk.first:
+            self._drop_view()
+            self._last, self._stage = chunk.as_of, _Stage.LOADING
+            self._distrust(View.DEGRADED, now)
+        elif self._stage is not _Stage.LOADING or chunk.as_of != self._last:
+            return  # the rest of a snapshot that was dropped
+        self._progress_at = now
+        try:
+            self._tree.store_pairs(self.number, chunk.keys, chunk.parents)
+        except FeedBroken as error:
+            self._lose(str(error), now)
+            return
+        self._inflight.confirm(self.number, chunk.keys)
+        if chunk.last:
+            self._complete(now)
+
+    def on_change(self, sequence: int, change: Change, now: float) -> None:
+        """A numbered change came."""
+        if self._stage is _Stage.LIVE:
+            if sequence <= self._last:
+                return
+            if sequence == self._last + 1:
+                self._apply(sequence, change, now)
+                return
+            self._lose(f"change {sequence} came after {self._last}", now)
+        if self._stage in (_Stage.WAITING, _Stage.LOADING):
+            self._hold(sequence, change)
+
+    def on_digest(self, digest: Digest, now: float) -> None:
+        """The replica says what its cache holds."""
+        if self._stage is not _Stage.LIVE:
+            self._held_digest = digest
+            return
+        if digest.sequence < self._last:
+            return
+        if digest.sequence > self._last:
+            self._lose(f"a digest of change {digest.sequence} came after {self._last}", now)
+        elif (digest.block_count, digest.xor_keys) != self._tree.digest(self.number):
+            self._lose("the digest differs", now)
+        else:
+            self._progress_at = now
+            if not self._recent_strikes(now):
+                self._backoff_s = BACKOFF_INITIAL_S
+
+    def tick(self, now: float) -> None:
+        """Notice what did not come."""
+        silent_s = now - self._progress_at
+        if self._stage in (_Stage.WAITING, _Stage.LOADING) and silent_s > SNAPSHOT_TIMEOUT_S:
+            self._lose("the snapshot is late", now)
+        elif self._stage is _Stage.LIVE and silent_s > SILENCE_S:
+            self._lose("the feed is silent", now)
+        elif self._stage is _Stage.RESTING and now >= self._retry_at:
+            self._wait_for_snapshot(now)
+
+    def _complete(self, now: float) -> None:
+        """The snapshot is whole: apply what was held back, in order."""
+        self._stage = _Stage.LIVE
+        self.view = View.EXACT
+        held, digest = sorted(self._held.items()), self._held_digest
+        self._forget_held()
+        for sequence, change in held:
+            self.on_change(sequence, change, now)
+        if digest is not None:
+            self.on_digest(digest, now)
+
+    def _apply(self, sequence: int, change: Change, now: float) -> None:
+        try:
+            match change:
+                case Stored():
+                    self._tree.store(self.number, change.parent, change.keys)
+                    self._inflight.confirm(self.number, change.keys)
+                case Removed():
+                    self._tree.remove(self.number, change.keys)
+                case Cleared():
+                    self._tree.clear(self.number)
+        except FeedBroken as error:
+            self._lose(str(error), now)
+        else:
+            self._last = sequence
+
+    def _lose(self, why: str, now: float) -> None:
+        """The view can't be trusted: drop it; ask again, or rest after too many times."""
+        self._drop_view()
+        self._strikes.append(now)
+        strikes = self._recent_strikes(now)
+        logger.warning(
+            "replica view lost", extra={"replica": self._name, "why": why, "strikes": strikes}
+        )
+        if strikes < STRIKES and self.view is not View.BLIND:
+            self._distrust(View.DEGRADED, now)
+            self._wait_for_snapshot(now)
+            return
+        self._distrust(View.BLIND, now)
+        self._stage = _Stage.RESTING
+        self._forget_held()
+        self._retry_at = now + self._backoff_s
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
+
+    def _wait_for_snapshot(self, now: float) -> None:
+        self._forget_held()
+        self._stage, self._progress_at = _Stage.WAITING, now
+        self.resnapshots += 1
+        self._ask()
+
+    def _distrust(self, view: View, now: float) -> None:
+        was = self.view
+        self.view = max(was, view)
+        if was is View.EXACT:
+            self._on_lost(now)
+
+    def _drop_view(self) -> None:
+        self._tree.clear(self.number)
+
+    def _hold(self, sequence: int, change: Change) -> None:
+        self._held_keys += len(change.keys) + 1
+        if self._held_keys > HELD_KEYS_LIMIT:
+            # The gap that this leaves shows when the snapshot is complete.
+            self._forget_held()
+            return
+        self._held[sequence] = change
+
+    def _forget_held(self) -> None:
+        self._held, self._held_keys, self._held_digest = {}, 0, None
+
+    def _recent_strikes(self, now: float) -> int:
+        while self._strikes and now - self._strikes[0] > STRIKE_WINDOW_S:
+            self._strikes.popleft()
+        return len(self._strikes)

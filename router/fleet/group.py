@@ -1,0 +1,191 @@
+"""One worker group: its link, what it is, its replicas.
+
+Passes what the group says of a replica to that replica if it belongs to its
+present incarnation; everything of an old one is gone. Knows no other group.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from radixmesh.errors import GroupLost, MeshError
+from router.fleet.ask import SubmitSpec, WorkerSink
+from router.fleet.booking import Booking
+from router.fleet.feed import Change, Chunk, Digest
+from router.fleet.replica import SNAPSHOT_GRACE_S, Replica, Reported
+from router.fleet.wire import GroupInfo
+from router.fleet.worker_link import GroupEvents, Ticket
+from router.fleet.workload import Report
+from router.tree.inflight import InFlight
+from router.tree.meta_tree import MetaTree
+
+logger = logging.getLogger(__name__)
+
+
+class GroupLink(Protocol):
+    """The link of a group, as a group uses it; `worker_link.WorkerLink`."""
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+
+    def submit(self, booking: Booking, spec: SubmitSpec, sink: WorkerSink) -> Ticket:
+        """Send one output."""
+        ...
+
+    def fail_replica(self, dp_rank: int, keep: int | None, error: MeshError) -> None:
+        """Fail every output of a replica, but for those of incarnation `keep`."""
+
+    def resnapshot(self, dp_rank: int) -> None:
+        """Ask for a new snapshot."""
+
+
+Connect = Callable[[str, GroupEvents], GroupLink]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Where a group is and what this router calls it."""
+
+    address: str
+    group_id: str
+
+    @classmethod
+    def parse(cls, text: str) -> "GroupAddress":
+        """Read `HOST:PORT` or `NAME=HOST:PORT`; without a name the address is the name."""
+        name, mark, address = text.partition("=")
+        return cls(address, name) if mark else cls(text, text)
+
+
+class Group:
+    """A worker group at one address."""
+
+    def __init__(
+        self,
+        where: GroupAddress,
+        *,
+        connect: Connect,
+        tree: MetaTree,
+        inflight: InFlight,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.group_id = where.group_id
+        self.address = where.address
+        self.info: GroupInfo | None = None
+        self.replicas: dict[int, Replica] = {}
+        self.drained = False
+        self._tree = tree
+        self._inflight = inflight
+        self._clock = clock
+        self._on_change = on_change
+        self._added_at = clock()
+        self.link = connect(where.address, self)
+
+    def __repr__(self) -> str:
+        return f"<Group {self.group_id} at {self.address}: {list(self.replicas.values())}>"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this router there."""
+        return sum(replica.in_flight for replica in self.replicas.values())
+
+    def settled(self, now: float) -> bool:
+        """Whether all replicas have sent their snapshots, or the group had its time."""
+        if now - self._added_at >= SNAPSHOT_GRACE_S:
+            return True
+        if self.info is None or len(self.replicas) < self.info.dp:
+            return False
+        return all(replica.admitted(now) for replica in self.replicas.values())
+
+    def drain(self) -> None:
+        """Send nothing new there."""
+        self.drained = True
+        for replica in self.replicas.values():
+            replica.drained = True
+
+    def tick(self, now: float) -> None:
+        """Notice what did not come."""
+        for replica in self.replicas.values():
+            replica.tick(now)
+
+    def close(self) -> None:
+        """The group has left the fleet; its link has ended."""
+        for replica in self.replicas.values():
+            replica.close()
+        self.replicas.clear()
+
+    def on_up(self, *, is_new: bool) -> None:
+        """The link is up. Everything known went when it was lost."""
+        logger.info("group up", extra={"group": self.group_id, "is_new": is_new})
+
+    def on_info(self, info: GroupInfo) -> None:
+        """The group described itself."""
+        self.info = info
+        for dp_rank in [dp_rank for dp_rank in self.replicas if dp_rank >= info.dp]:
+            self.replicas.pop(dp_rank).close()
+        for replica in self.replicas.values():
+            replica.workload.kv_blocks = info.kv_blocks
+
+    def on_status(self, dp_rank: int, incarnation: int, reported: Reported) -> None:
+        """A replica changed state, or is announced."""
+        replica = self.replicas.get(dp_rank)
+        if replica is None:
+            replica = self._add_replica(dp_rank)
+        if replica.on_status(incarnation, reported, self._clock()):
+            error = GroupLost(f"replica {self.group_id}/{dp_rank} is gone")
+            keep = None if reported is Reported.DOWN else incarnation
+            self.link.fail_replica(dp_rank, keep, error)
+
+    def _add_replica(self, dp_rank: int) -> Replica:
+        replica = Replica(
+            self.group_id,
+            dp_rank,
+            tree=self._tree,
+            inflight=self._inflight,
+            ask=lambda: self.link.resnapshot(dp_rank),
+        )
+        replica.drained = self.drained
+        replica.workload.kv_blocks = self.info.kv_blocks if self.info else 0
+        self.replicas[dp_rank] = replica
+        return replica
+
+    def _current(self, dp_rank: int, incarnation: int) -> Replica | None:
+        replica = self.replicas.get(dp_rank)
+        return replica if replica and replica.incarnation == incarnation else None
+
+    def on_chunk(self, dp_rank: int, incarnation: int, chunk: Chunk) -> None:
+        """A part of a snapshot."""
+        replica = self._current(dp_rank, incarnation)
+        if replica:
+            replica.feed.on_chunk(chunk, self._clock())
+
+    def on_change(self, dp_rank: int, incarnation: int, sequence: int, change: Change) -> None:
+        """A numbered change of a cache."""
+        replica = self._current(dp_rank, incarnation)
+        if replica:
+            replica.feed.on_change(sequence, change, self._clock())
+
+    def on_digest(self, dp_rank: int, incarnation: int, digest: Digest) -> None:
+        """A proof of a cache."""
+        replica = self._current(dp_rank, incarnation)
+        if replica:
+            replica.feed.on_digest(digest, self._clock())
+
+    def on_report(self, dp_rank: int, incarnation: int, report: Report) -> None:
+        """The load of a replica."""
+        replica = self._current(dp_rank, incarnation)
+        if replica:
+            replica.workload.report(report, self._clock())
+
+    def on_frame_end(self) -> None:
+        """Everything of one frame was told."""
+        self._on_change()
+
+    def on_down(self, error: MeshError) -> None:
+        """The link is lost; every output on it was told."""
+        logger.warning("group down", extra={"group": self.group_id, "error": error.message})
+        now = self._clock()
+        for replica in self.replicas.values():
+            replica.on_link_down(now)
+        self._on_change()

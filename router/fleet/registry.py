@@ -1,0 +1,339 @@
+"""The fleet: all groups, and where the next request goes.
+
+Owns the meta-tree, the marks, the groups and their links. Chooses by the policy
+that it is given; knows no wire format, no text and nothing of what becomes of an
+output. Clock and chance come from outside.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable
+from random import Random
+
+from radixmesh.blocks import ID_BYTES
+from radixmesh.errors import (
+    GroupExists,
+    GroupLost,
+    GroupNotFound,
+    ModelNotServed,
+    NoReplicaReady,
+    TokenizerMismatch,
+)
+from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
+from router.fleet.booking import Booking
+from router.fleet.catalog import model_info, ready_replicas, replica_view, serving
+from router.fleet.group import Connect, Group, GroupAddress
+from router.fleet.placing import Site, preferred, sites, takes_resume
+from router.fleet.replica import RESUMES_UNSTARTED_LIMIT
+from router.fleet.views import ReplicaView
+from router.fleet.waiting import Waiters
+from router.fleet.worker_link import Ticket
+from router.fleet.workload import Charge
+from router.policy.choice import CandidatePrice, Policy
+from router.policy.price import price_all
+from router.tree.inflight import InFlight
+from router.tree.meta_tree import MetaTree
+
+__all__ = [
+    "Ask",
+    "Booking",
+    "CandidatePrice",
+    "Fleet",
+    "GroupAddress",
+    "ModelInfo",
+    "ReplicaView",
+    "SubmitSpec",
+    "Ticket",
+    "WorkerSink",
+]
+
+TICK_S = 0.5
+_SWEEP_PER_TICK = 20_000
+
+
+class Fleet:
+    """All worker groups of a router.
+
+    Args:
+        groups: Known at the start; `add_group` and `remove_group` change them later.
+        policy: Chooses among replicas that are fit.
+        connect: Makes the link of a group; `WorkerLink` with this router's identity.
+        tree: The index of prefixes, with its budget.
+        clock: Monotonic seconds.
+        rng: Chance of ties.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[GroupAddress],
+        *,
+        policy: Policy,
+        connect: Connect,
+        tree: MetaTree | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+    ) -> None:
+        self.tree = tree or MetaTree()
+        self.inflight = InFlight()
+        self.policy = policy
+        self._connect = connect
+        self._clock = clock
+        self._rng = rng or Random()
+        self._groups: dict[str, Group] = {}
+        self._waiters = Waiters(self._room)
+        self._watchers: set[asyncio.Future[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        for where in groups:
+            self._add(where)
+
+    def __repr__(self) -> str:
+        return f"<Fleet {list(self._groups.values())}>"
+
+    async def run(self) -> None:
+        """Keep all links up and notice what does not come, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for group in self._groups.values():
+                    self._start(group)
+                while True:
+                    await asyncio.sleep(TICK_S)
+                    self.tick()
+        finally:
+            self._tasks = None
+            self._runs.clear()
+
+    def tick(self) -> None:
+        """Notice what did not come. `run` calls it twice a second."""
+        now = self._clock()
+        for group in self._groups.values():
+            group.tick(now)
+        self.tree.sweep(_SWEEP_PER_TICK)
+        self._on_change()
+
+    def settled(self) -> bool:
+        """Whether each group has sent its snapshots, or had 10 s for it."""
+        now = self._clock()
+        return all(group.settled(now) for group in self._groups.values())
+
+    def models(self) -> list[ModelInfo]:
+        """Return what is served, by name. A group that is away still counts as serving it."""
+        names = {group.info.model for group in self._groups.values() if group.info}
+        return [self.limits(name) for name in sorted(names)]
+
+    def limits(self, model: str) -> ModelInfo:
+        """Return what a model takes.
+
+        Raises:
+            ModelNotServed: No group serves it.
+            NoReplicaReady: Some group has not said yet what it serves.
+        """
+        return model_info(self._serving(model), self._clock())
+
+    def place(self, ask: Ask) -> Booking:
+        """Choose a replica and book it at once.
+
+        Raises:
+            ModelNotServed: No group serves the model.
+            NoReplicaReady: None can take it now.
+            TokenizerMismatch: The ids are of another tokenizer than every group's.
+        """
+        now = self._clock()
+        found = sites(self._serving(ask.model), ask, self.tree, now)
+        fit = [site for site in found if not site.candidate.reason]
+        if not fit:
+            raise self._refusal(found, ask)
+        prices = price_all([site.candidate for site in fit], max_tokens=ask.max_tokens)
+        wanted = {site.name: site for site in preferred(fit, ask)}
+        choice = self.policy.choose(
+            [price for price in prices if (price.group_id, price.dp_rank) in wanted], self._rng
+        )
+        site = wanted[choice.price.group_id, choice.price.dp_rank]
+        return self._book(site, ask, choice.price, now)
+
+    async def wait_ready(self, model: str, *, resume: bool = False) -> None:
+        """Return when a replica of the model can take work.
+
+        Args:
+            model: Served name; empty means the only one.
+            resume: Whether an interrupted stream waits; these are woken first, as many
+                as may wait for their prefill at once.
+        """
+        await self._waiters.wait(model, resume=resume)
+
+    def submit(self, booking: Booking, spec: SubmitSpec, sink: WorkerSink) -> Ticket:
+        """Send an output to its booked replica; a booking of n outputs is sent n times.
+
+        The booking is released with its last output.
+
+        Raises:
+            GroupLost: The replica has gone since it was booked.
+            LinkLost, LinkOverloaded: It can't be sent.
+        """
+        group = self._groups.get(booking.group_id)
+        replica = group.replicas.get(booking.dp_rank) if group else None
+        if group is None or replica is None or replica.incarnation != booking.incarnation:
+            raise GroupLost(f"replica {booking.group_id}/{booking.dp_rank} is gone")
+        ticket = group.link.submit(booking, spec, sink)
+        replica.counters.routed += 1
+        replica.counters.prompt_tokens += len(spec.prompt_ids) // ID_BYTES
+        return ticket
+
+    def explain(self, ask: Ask) -> list[CandidatePrice]:
+        """Price the ask at every replica, cheapest first, those that can't take it last.
+
+        Raises:
+            ModelNotServed: No group serves the model.
+            NoReplicaReady: Some group has not said yet what it serves.
+        """
+        found = sites(self._serving(ask.model), ask, self.tree, self._clock())
+        prices = price_all([site.candidate for site in found], max_tokens=ask.max_tokens)
+        return sorted(prices, key=lambda price: (not price.eligible, price.total_s))
+
+    def replicas(self) -> list[ReplicaView]:
+        """Return all replicas, by group, then rank."""
+        now = self._clock()
+        return [
+            replica_view(group, dp_rank, now)
+            for _, group in sorted(self._groups.items())
+            for dp_rank in sorted(group.replicas)
+        ]
+
+    def add_group(self, address: str, group_id: str = "") -> str:
+        """Attach a group; return its name. Its replicas appear when it answers.
+
+        Raises:
+            GroupExists: The name or the address is in the fleet already.
+        """
+        group = self._add(GroupAddress(address, group_id or address))
+        if self._tasks is not None:
+            self._start(group)
+        self._on_change()
+        return group.group_id
+
+    def remove_group(self, group_id: str) -> None:
+        """Detach a group; its outputs fail with LINK_LOST and are resumed elsewhere.
+
+        Raises:
+            GroupNotFound: There is none of that name.
+        """
+        group = self._group(group_id)
+        del self._groups[group_id]
+        run = self._runs.pop(group_id, None)
+        if run is None:
+            group.close()
+        else:
+            run.add_done_callback(lambda _: group.close())
+            run.cancel()
+        self._on_change()
+
+    def drain_group(self, group_id: str) -> int:
+        """Send nothing new to a group; return how many requests of this router run there.
+
+        Raises:
+            GroupNotFound: There is none of that name.
+        """
+        group = self._group(group_id)
+        group.drain()
+        self._on_change()
+        return group.in_flight
+
+    async def changed(self) -> None:
+        """Return after the next change of any replica, its load included."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.add(watcher)
+        try:
+            await watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    def _add(self, where: GroupAddress) -> Group:
+        known = self._groups.values()
+        if where.group_id in self._groups or any(where.address == one.address for one in known):
+            raise GroupExists(f"{where.group_id} at {where.address} is in the fleet already")
+        group = Group(
+            where,
+            connect=self._connect,
+            tree=self.tree,
+            inflight=self.inflight,
+            clock=self._clock,
+            on_change=self._on_change,
+        )
+        self._groups[where.group_id] = group
+        return group
+
+    def _start(self, group: Group) -> None:
+        if self._tasks is not None:
+            self._runs[group.group_id] = self._tasks.create_task(group.link.run())
+
+    def _group(self, group_id: str) -> Group:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise GroupNotFound(f"there is no group {group_id!r}")
+        return group
+
+    def _serving(self, model: str) -> list[Group]:
+        return serving(self._groups.values(), model)
+
+    @staticmethod
+    def _refusal(found: list[Site], ask: Ask) -> NoReplicaReady | TokenizerMismatch:
+        infos = [site.group.info for site in found if site.group.info]
+        if infos and ask.fingerprint and all(ask.fingerprint != i.fingerprint for i in infos):
+            return TokenizerMismatch(f"no worker group of {ask.model!r} has this tokenizer")
+        return NoReplicaReady(f"no replica of {ask.model!r} can take requests now")
+
+    def _book(self, site: Site, ask: Ask, price: CandidatePrice, now: float) -> Booking:
+        replica, candidate = site.replica, site.candidate
+        missing = candidate.prompt_tokens - candidate.matched_blocks * candidate.block_tokens
+        counters = replica.counters
+
+        def count_cached(tokens: int) -> None:
+            counters.cached_tokens += tokens
+
+        def unbook(booking: Booking) -> None:
+            replica.unbook(booking)
+            self._on_change()
+
+        booking = Booking(
+            group_id=candidate.group_id,
+            dp_rank=candidate.dp_rank,
+            incarnation=replica.incarnation,
+            block_tokens=candidate.block_tokens,
+            prompt_blocks=candidate.prompt_blocks,
+            predicted_blocks=candidate.matched_blocks,
+            predicted_wait_s=price.wait_s,
+            policy=self.policy.name,
+            booked_at=now,
+            charge=Charge(
+                tokens=max(1, missing),
+                blocks=math.ceil(max(1, missing) / candidate.block_tokens),
+                resume=ask.resume,
+            ),
+            marks=self.inflight.mark(replica.feed.number, site.keys[candidate.matched_blocks :]),
+            on_release=unbook,
+            on_cached=count_cached,
+        )
+        replica.book(booking, site.keys, now)
+        return booking
+
+    def _room(self, model: str) -> tuple[int, bool]:
+        """How many interrupted streams the model could take, and whether it takes new work."""
+        try:
+            groups = self._serving(model)
+        except (ModelNotServed, NoReplicaReady):
+            return 0, False
+        ready = ready_replicas(groups, self._clock())
+        room = sum(
+            RESUMES_UNSTARTED_LIMIT - replica.workload.unstarted_resumes
+            for replica in ready
+            if takes_resume(replica)
+        )
+        return room, bool(ready)
+
+    def _on_change(self) -> None:
+        self._waiters.wake()
+        for watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_result(None)

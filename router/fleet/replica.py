@@ -1,0 +1,160 @@
+"""One replica: whether it gets requests, what it holds, how loaded it is.
+
+Knows its own state only: no other replica, no link, no clock of its own (instants
+come as `now`). Work on it ends with its incarnation.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.fleet.booking import Booking
+from router.fleet.feed import Feed
+from router.fleet.views import Phase
+from router.fleet.workload import Workload
+from router.policy.choice import View
+from router.tree.inflight import InFlight
+from router.tree.meta_tree import MetaTree
+from router.tree.predicted import Predicted
+
+SNAPSHOT_GRACE_S = 10.0  # a replica that sends no snapshot gets requests after so long
+RESUMES_UNSTARTED_LIMIT = 8
+LEASE_S = 10.0  # a booking that is never sent is given up
+
+
+class Reported(enum.IntEnum):
+    """What the group says of a replica; values of worker.v1.ReplicaState."""
+
+    UP = 1
+    DRAINING = 2
+    DOWN = 3
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since the router started."""
+
+    routed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Replica:
+    """One data-parallel copy of a group's model."""
+
+    def __init__(
+        self,
+        group_id: str,
+        dp_rank: int,
+        *,
+        tree: MetaTree,
+        inflight: InFlight,
+        ask: Callable[[], None],
+    ) -> None:
+        self.group_id = group_id
+        self.dp_rank = dp_rank
+        self.feed = Feed(
+            tree, inflight, ask=ask, on_lost=self._remember, name=f"{group_id}/{dp_rank}"
+        )
+        self.workload = Workload()
+        self.counters = Counters()
+        self.incarnation = 0
+        self.drained = False  # by an administrator
+        self._inflight = inflight
+        self._predicted = Predicted()
+        self._bookings: dict[Booking, Sequence[int]] = {}
+        self._reported = Reported.DOWN
+        self._connected = False
+        self._admitted = False
+        self._up_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.group_id}/{self.dp_rank}#{self.incarnation:x} {self.feed!r}>"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this router there."""
+        return self.workload.entries
+
+    def phase(self, now: float) -> Phase:
+        """Return whether it gets requests now."""
+        if not self._connected:
+            return Phase.CONNECTING
+        if self._reported is Reported.DOWN:
+            return Phase.DOWN
+        if self._reported is Reported.DRAINING or self.drained:
+            return Phase.DRAINING
+        return Phase.READY if self.admitted(now) else Phase.CONNECTING
+
+    def admitted(self, now: float) -> bool:
+        """Whether its first snapshot is complete, or had its time."""
+        if not self._admitted and self._connected:
+            self._admitted = self.feed.has_snapshot or now - self._up_at >= SNAPSHOT_GRACE_S
+        return self._admitted
+
+    def on_status(self, incarnation: int, reported: Reported, now: float) -> bool:
+        """The group announced it; return whether what it had is gone."""
+        lost = incarnation != self.incarnation or reported is Reported.DOWN
+        began = not self._connected or lost or self._reported is Reported.DOWN
+        self._connected = True
+        self._reported = reported
+        if lost:
+            self._lose(now)
+        self.incarnation = incarnation
+        if began and reported is not Reported.DOWN:
+            self._up_at = now
+            self._admitted = False
+            self.feed.begin(now)
+        return lost
+
+    def on_link_down(self, now: float) -> None:
+        """Nothing is known of it until the link is back."""
+        self._connected = False
+        self._lose(now)
+
+    def _lose(self, now: float) -> None:
+        for booking in list(self._bookings):
+            booking.release()
+        self.workload.forget()
+        self._predicted.clear()
+        self._admitted = False
+        self.feed.stop(now)
+
+    def matched(self, keys: Sequence[int], held: int, now: float) -> int:
+        """Return how many leading keys it holds or will hold; `held`: by the meta-tree."""
+        view = self.feed.view
+        if view is View.DEGRADED:
+            held = self._predicted.depth(keys, now)
+        elif view is View.BLIND:
+            held = 0
+        return self._inflight.depth(self.feed.number, keys, held)
+
+    def book(self, booking: Booking, keys: Sequence[int], now: float) -> None:
+        """Count a booking, from this moment on."""
+        self.workload.book(booking.charge)
+        self._bookings[booking] = keys
+        if self.feed.view is View.DEGRADED:
+            self._predicted.learn(keys, now)
+
+    def unbook(self, booking: Booking) -> None:
+        """Count it no more."""
+        self.workload.release(booking.charge)
+        self._bookings.pop(booking, None)
+
+    def tick(self, now: float) -> None:
+        """Notice what did not come."""
+        self.feed.tick(now)
+        for booking in list(self._bookings):
+            if not booking.charge.entry_ids and now - booking.booked_at > LEASE_S:
+                booking.release()
+
+    def _remember(self, now: float) -> None:
+        """The view was lost: what this router has there now is the first guess."""
+        for keys in self._bookings.values():
+            self._predicted.learn(keys, now)
+
+    def close(self) -> None:
+        """It has left the fleet."""
+        for booking in list(self._bookings):
+            booking.release()
+        self.feed.close()
