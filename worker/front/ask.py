@@ -1,24 +1,17 @@
-"""What somebody asks of a group, and the checks that come before any work.
+"""What somebody asks of a group, what a group is, and the checks that come before any work.
 
-Pure: knows limits and ranges; knows neither the wire nor replicas. Whatever passes here
-can't harm a replica: ids are in the vocabulary, lengths fit, numbers are in range.
+Pure: knows neither the wire nor replicas. The checks of ids, lengths and sampling are those
+of the scheduler; made here, they cost a replica nothing.
 """
 
-from array import array
 from dataclasses import dataclass
 
-from radixmesh.blocks import ID_BYTES, unpack_ids
-from radixmesh.errors import (
-    BadSampling,
-    InvalidRequest,
-    PromptTooLong,
-    TokenizerMismatch,
-    UnknownToken,
-    UnsupportedParameter,
-)
-from worker.request import Sampling
+from radixmesh.blocks import ID_BYTES, Namespace
+from radixmesh.errors import InvalidRequest, TokenizerMismatch, UnsupportedParameter
+from worker.request import Add, Sampling
+from worker.schedule.check import check as check_add
+from worker.schedule.limits import Limits
 
-MAX_STOP_IDS = 256
 MAX_SALT_BYTES = 1024
 
 
@@ -73,76 +66,53 @@ class GroupInfo:
     vocab_size: int
     eos_ids: tuple[int, ...]
 
+    @property
+    def limits(self) -> Limits:
+        """What the scheduler of a replica takes."""
+        return Limits(
+            max_model_len=self.max_model_len,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            max_batched_tokens=self.max_batched_tokens,
+            vocab_size=self.vocab_size,
+            eos_ids=frozenset(self.eos_ids),
+        )
 
-def check(ask: Ask, info: GroupInfo) -> None:
-    """Refuse what the group can't or mustn't do.
+
+def to_add(ask: Ask, info: GroupInfo, *, request_id: int) -> Add:
+    """Return what is sent to the ranks, unless it is refused.
 
     Raises:
         TokenizerMismatch: The ids come from another tokenizer.
         UnsupportedParameter: An adapter is named; none is loaded.
-        InvalidRequest: A run of ids is malformed, or nothing is left to generate.
-        UnknownToken: An id is outside the vocabulary.
-        BadSampling: A sampling parameter is out of range.
-        PromptTooLong: Prompt and output exceed the context length or the KV cache.
+        InvalidRequest: Ids, lengths or sampling are out of range, or the salt is too long;
+            see `worker.schedule.check`.
     """
     if ask.fingerprint and ask.fingerprint != info.fingerprint:
         raise TokenizerMismatch(
             "the ids were made by another tokenizer than this group's",
-            given=ask.fingerprint[:64],
+            given=ask.fingerprint,
             expected=info.fingerprint,
         )
     if ask.adapter:
         raise UnsupportedParameter("this group has no adapters", field="adapter")
     if len(ask.cache_salt.encode()) > MAX_SALT_BYTES:
         raise InvalidRequest("the cache salt is too long", field="cache_salt", limit=MAX_SALT_BYTES)
-    _check_sampling(ask.sampling, info)
-    prompt = _ids(ask.prompt, "prompt_ids")
-    output = _ids(ask.output, "output_ids")
-    if not prompt:
-        raise InvalidRequest("a prompt has at least one id", field="prompt_ids")
-    if len(output) >= ask.sampling.max_tokens:
-        raise InvalidRequest("nothing is left to generate", field="output_ids")
-    _check_length(len(prompt) + ask.sampling.max_tokens, info)
-    _check_vocabulary(prompt, "prompt_ids", info)
-    _check_vocabulary(output, "output_ids", info)
-
-
-def _check_sampling(sampling: Sampling, info: GroupInfo) -> None:
-    # Written so that NaN fails every one of them.
-    ranges = (
-        ("temperature", 0 <= sampling.temperature <= 100, "in [0, 100]"),
-        ("top_p", 0 < sampling.top_p <= 1, "in (0, 1]"),
-        ("min_p", 0 <= sampling.min_p <= 1, "in [0, 1]"),
-        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
-        ("min_tokens", sampling.min_tokens <= sampling.max_tokens, "at most max_tokens"),
-        ("stop_token_ids", len(sampling.stop_ids) <= MAX_STOP_IDS, f"at most {MAX_STOP_IDS}"),
+    namespace = Namespace(
+        model=info.model,
+        weight_version=info.weight_version,
+        fingerprint=info.fingerprint,
+        adapter=ask.adapter,
+        cache_salt=ask.cache_salt,
     )
-    for name, fine, wanted in ranges:
-        if not fine:
-            raise BadSampling(f"{name} must be {wanted}", field=f"sampling.{name}")
-    if any(stop >= info.vocab_size for stop in sampling.stop_ids):
-        raise UnknownToken("a stop id is outside the vocabulary", field="sampling.stop_token_ids")
-
-
-def _ids(raw: bytes, name: str) -> "array[int]":
-    try:
-        return unpack_ids(raw)
-    except ValueError:
-        raise InvalidRequest("not a run of 4-byte ids", field=name) from None
-
-
-def _check_vocabulary(ids: "array[int]", name: str, info: GroupInfo) -> None:
-    if ids and max(ids) >= info.vocab_size:
-        raise UnknownToken(
-            "an id is outside the vocabulary", field=name, vocab_size=info.vocab_size
-        )
-
-
-def _check_length(wanted: int, info: GroupInfo) -> None:
-    if wanted > info.max_model_len:
-        raise PromptTooLong(
-            f"prompt and max_tokens make {wanted} ids, a replica takes {info.max_model_len}",
-            field="prompt_ids",
-            limit=info.max_model_len,
-            wanted=wanted,
-        )
+    add = Add(
+        request_id=request_id,
+        prompt=ask.prompt,
+        output=ask.output,
+        sampling=ask.sampling,
+        namespace=namespace.encode(),
+        priority=ask.priority,
+        timeout_ms=ask.timeout_ms,
+    )
+    check_add(add, info.limits)
+    return add

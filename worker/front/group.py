@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from radixmesh.blocks import Namespace
+from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import (
     BY_REASON,
     Draining,
@@ -21,10 +21,11 @@ from radixmesh.errors import (
     MeshError,
     NoReplicaReady,
 )
-from worker.front.ask import Ask, GroupInfo, check
+from worker.front.ask import Ask, GroupInfo, to_add
 from worker.front.dispatch import Dispatcher
 from worker.front.feed_out import Event
 from worker.front.jobs import Job, Owner, split
+from worker.front.meters import Meters
 from worker.front.replica import Replica, ReplicaState
 from worker.request import GOES_ON, Add, Ready, StepOutput
 
@@ -48,34 +49,6 @@ class Subscriber(Protocol):
 
     def on_tick(self) -> None:
         """A second went by."""
-        ...
-
-
-class Observer(Protocol):
-    """What is counted. One call each; never raises."""
-
-    def on_dispatched(self, dp_rank: int, prompt_tokens: int) -> None:
-        """A request went to a replica."""
-        ...
-
-    def on_step(self, dp_rank: int, tokens: int) -> None:
-        """A replica reported a step with so many new ids."""
-        ...
-
-    def on_started(self, cached_tokens: int, waited_s: float) -> None:
-        """A request's prefill began."""
-        ...
-
-    def on_ended(self, outcome: str, seconds: float) -> None:
-        """A request ended: `finished`, `cancelled`, or the reason of its failure."""
-        ...
-
-    def on_lost(self, dp_rank: int, reason: str) -> None:
-        """A replica's ranks are gone."""
-        ...
-
-    def on_state(self, replicas: Sequence[Replica]) -> None:
-        """Set the gauges: states, jobs, loads, blocks."""
         ...
 
 
@@ -119,8 +92,9 @@ class GroupPlan:
 class Group:
     """A worker group. `clock` gives seconds that never go back."""
 
-    def __init__(self, plan: GroupPlan, observer: Observer, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: GroupPlan, meters: Meters, clock: Callable[[], float]) -> None:
         self.plan = plan
+        self.meters = meters
         self.replicas = [Replica(dp_rank) for dp_rank in range(plan.dp)]
         self.subscribers: set[Subscriber] = set()
         # Called whenever readiness may have changed; set by the owner.
@@ -130,12 +104,16 @@ class Group:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._observer = observer
         self._clock = clock
         self._dispatcher = Dispatcher()
         self._request_ids = itertools.count(1)
         self._flushes: dict[int, tuple[Replica, asyncio.Future[int]]] = {}
         self._flush_tokens = itertools.count(1)
+        meters.watch(
+            self.replicas,
+            kv_blocks=lambda: self._info.kv_blocks if self._info else 0,
+            links=lambda: len(self.subscribers),
+        )
 
     @property
     def ready(self) -> bool:
@@ -170,44 +148,37 @@ class Group:
             GroupLost: The named replica is down.
             NoReplicaReady: No replica was named and none takes work.
             QueueFull: The replica does not read.
-            InvalidRequest, TokenizerMismatch: See `ask.check`.
+            InvalidRequest, TokenizerMismatch: See `ask.to_add`.
         """
         if self._draining:
             raise Draining("the group is draining")
-        check(ask, self.info)
-        return self.dispatch(owner, entry_id, ask, self._choose(ask))
+        add = to_add(ask, self.info, request_id=next(self._request_ids))
+        return self._dispatch(owner, entry_id, add, self._choose(ask))
 
-    def dispatch(self, owner: Owner, entry_id: int, ask: Ask, replica: Replica) -> Job:
-        """Send a request to a replica, whatever its state. Raises GroupLost or QueueFull."""
-        plan = self.plan
-        namespace = Namespace(
-            model=plan.model,
-            weight_version=plan.weight_version,
-            fingerprint=plan.fingerprint,
-            adapter=ask.adapter,
-            cache_salt=ask.cache_salt,
-        )
+    def probe(self, owner: Owner, ask: Ask, replica: Replica) -> Job:
+        """Send a request to a replica that does not take any yet; it is not counted.
+
+        Raises:
+            MeshError: As `submit`.
+        """
+        add = to_add(ask, self.info, request_id=next(self._request_ids))
+        return self._dispatch(owner, 0, add, replica, counted=False)
+
+    def _dispatch(
+        self, owner: Owner, entry_id: int, add: Add, replica: Replica, *, counted: bool = True
+    ) -> Job:
         job = Job(
-            request_id=next(self._request_ids),
+            request_id=add.request_id,
             entry_id=entry_id,
             owner=owner,
             dp_rank=replica.dp_rank,
-            incarnation=replica.incarnation,
-            prompt_tokens=ask.token_count,
+            prompt_tokens=len(add.prompt) // ID_BYTES,
+            uncached_tokens=(len(add.prompt) + len(add.output)) // ID_BYTES,
             dispatched_at=self._clock(),
-        )
-        add = Add(
-            request_id=job.request_id,
-            prompt=ask.prompt,
-            output=ask.output,
-            sampling=ask.sampling,
-            namespace=namespace.encode(),
-            priority=ask.priority,
-            timeout_ms=ask.timeout_ms,
+            counted=counted,
         )
         replica.dispatch(job, add)
         self._idle.clear()
-        self._observer.on_dispatched(replica.dp_rank, job.prompt_tokens)
         return job
 
     def cancel(self, jobs: Iterable[Job], outcome: str = "cancelled") -> None:
@@ -242,7 +213,8 @@ class Group:
         return self.replicas[self._dispatcher.choose(candidates)]
 
     def _ended(self, job: Job, outcome: str) -> None:
-        self._observer.on_ended(outcome, self._clock() - job.dispatched_at)
+        if job.counted:
+            self.meters.ended(job.dp_rank, outcome)
         if not self.job_count:
             self._idle.set()
 
@@ -274,7 +246,7 @@ class Group:
         lost = replica.lose()
         # Status first: a router that resumes the jobs must know not to come back here.
         if was_up:
-            self._observer.on_lost(replica.dp_rank, error.reason)
+            self.meters.lost(replica.dp_rank)
             self._changed(replica)
         for job in lost:
             self._ended(job, error.reason)
@@ -288,6 +260,8 @@ class Group:
     def on_output(self, replica: Replica, output: StepOutput) -> None:
         """Pass a step on: shares to owners, changes and load to routers."""
         events = replica.absorb(output, now=self._clock())
+        if replica.state is not ReplicaState.DOWN:
+            self.meters.step(replica.dp_rank, output)
         self._pass_shares(replica, output)
         for failed in output.failed:
             job = replica.jobs.pop(failed.request_id, None)
@@ -306,10 +280,15 @@ class Group:
 
     def _pass_shares(self, replica: Replica, output: StepOutput) -> None:
         shares = split(output, replica.jobs)
-        self._observer.on_step(replica.dp_rank, sum(output.counts))
         for started in output.started:
-            if started.request_id in replica.jobs:
-                self._observer.on_started(started.cached_tokens, started.waited_us / 1e6)
+            begun = replica.jobs.get(started.request_id)
+            if begun is not None and begun.counted:
+                self.meters.started(
+                    replica.dp_rank,
+                    prompt_tokens=begun.prompt_tokens,
+                    cached_tokens=started.cached_tokens,
+                    waited_s=started.waited_us / 1e6,
+                )
         for request_id, finish in zip(output.request_ids, output.finishes, strict=True):
             job = replica.jobs.pop(request_id, None) if finish != GOES_ON else None
             if job is not None:
@@ -356,7 +335,7 @@ class Group:
         return sum(await asyncio.gather(*futures))
 
     def tick(self) -> None:
-        """Do what is done once a second: load reports, proofs, gauges, the watchdog."""
+        """Do what is done once a second: load reports, proofs, the watchdog."""
         now = self._clock()
         for replica in self.replicas:
             silent_s = now - replica.last_output_at
@@ -364,7 +343,6 @@ class Group:
                 replica.give_up(GroupLost(f"the replica has been stuck for {silent_s:.0f} s"))
         for subscriber in list(self.subscribers):
             subscriber.on_tick()
-        self._observer.on_state(self.replicas)
 
     def _named(self, dp_rank: int | None) -> list[Replica]:
         if dp_rank is None:
@@ -376,5 +354,4 @@ class Group:
     def _changed(self, replica: Replica) -> None:
         for subscriber in list(self.subscribers):
             subscriber.on_status(replica)
-        self._observer.on_state(self.replicas)
         self.on_change()

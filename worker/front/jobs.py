@@ -52,11 +52,10 @@ class Job:
     entry_id: int
     owner: Owner
     dp_rank: int
-    incarnation: int
     prompt_tokens: int
+    uncached_tokens: int  # at most so many are to be computed
     dispatched_at: float
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    counted: bool = True  # the front's own probes are not
 
 
 def split(output: StepOutput, jobs: Mapping[int, Job]) -> dict[Owner, Share]:

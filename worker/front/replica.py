@@ -117,7 +117,7 @@ class Replica:
             self.last_output_at = job.dispatched_at
         self.jobs[job.request_id] = job
         self._unseen.append(job)
-        self._unseen_tokens += job.prompt_tokens
+        self._unseen_tokens += job.uncached_tokens
 
     def withdraw(self, jobs: Iterable[Job]) -> None:
         """Forget jobs and tell the ranks. Jobs that are over are ignored."""
@@ -138,7 +138,7 @@ class Replica:
         self.load = output.load
         while self._unseen and self._unseen[0].request_id <= output.load.last_request_id:
             job = self._unseen.popleft()
-            self._unseen_tokens -= job.prompt_tokens
+            self._unseen_tokens -= job.uncached_tokens
             job.owner.on_seen(self.dp_rank, job.entry_id)
         events = self._mirrored(output)
         if self._distrusted and any(token == REPAIR_TOKEN for token, _ in output.flushed):

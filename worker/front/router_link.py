@@ -82,6 +82,7 @@ class RouterLink:
 
     def on_feed_dropped(self) -> None:
         """Begin all snapshots anew; statuses are not part of what was dropped."""
+        self._group.meters.feed_dropped()
         for cursor in self._cursors.values():
             cursor.begin()
         self._pump_feed()
@@ -222,5 +223,7 @@ class RouterLink:
         if isinstance(part, list):
             wire.add_events(frame, part, replica)
         elif part is not None:
+            if part.first:
+                self._group.meters.snapshot(replica.dp_rank)
             wire.add_chunk(frame, part, replica)
         self._session.send(frame, Lane.FEED)

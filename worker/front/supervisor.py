@@ -195,7 +195,7 @@ class _Life:
             cache_salt="self-test",
         )
         call = PlainCall()
-        self._group.dispatch(call, 0, ask, self._replica)
+        self._group.probe(call, ask, self._replica)
         async for _ in call.pieces():
             pass
 

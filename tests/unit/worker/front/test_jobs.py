@@ -28,8 +28,8 @@ def job(request_id: int, owner: Owner) -> Job:
         entry_id=request_id + 1000,
         owner=owner,
         dp_rank=0,
-        incarnation=1,
         prompt_tokens=1,
+        uncached_tokens=1,
         dispatched_at=0.0,
     )
 

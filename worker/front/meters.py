@@ -1,0 +1,80 @@
+"""What the front counts, in the terms of its own code. Knows metrics; decides nothing.
+
+Gauges are read from the replicas when they are scraped, so they are never stale.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from prometheus_client import Gauge
+
+from radixmesh.telemetry.metrics import WorkerMetrics
+from worker.front.replica import Replica, ReplicaState
+from worker.request import StepOutput
+
+
+class Meters:
+    """The front's side of `WorkerMetrics`."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+
+    def watch(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        kv_blocks: Callable[[], int],
+        links: Callable[[], int],
+    ) -> None:
+        """Read the gauges from these whenever they are scraped."""
+        metrics = self._metrics
+        readers: list[tuple[Gauge, Callable[[Replica], float]]] = [
+            (metrics.running, lambda replica: replica.load.running),
+            (metrics.waiting, lambda replica: replica.load.waiting),
+            (metrics.uncached_tokens, lambda replica: replica.load.uncached_tokens),
+            (metrics.kv_free_blocks, lambda replica: replica.load.free_blocks),
+            (metrics.prefill_rate, lambda replica: replica.load.prefill_rate),
+            (metrics.step_seconds, lambda replica: replica.load.decode_step_s),
+            (metrics.cached_blocks, lambda replica: len(replica.mirror)),
+            (metrics.ready, lambda replica: replica.state is ReplicaState.UP),
+            (metrics.kv_blocks, lambda _: kv_blocks()),
+        ]
+        for gauge, read in readers:
+            for replica in replicas:
+                gauge.labels(dp_rank=replica.dp_rank).set_function(partial(read, replica))
+        metrics.links.set_function(links)
+        for replica in replicas:
+            # So that a rate has a beginning.
+            metrics.restarts.labels(dp_rank=replica.dp_rank)
+
+    def started(
+        self, dp_rank: int, *, prompt_tokens: int, cached_tokens: int, waited_s: float
+    ) -> None:
+        """Count a prefill that began."""
+        self._metrics.prompt_tokens.labels(dp_rank=dp_rank).inc(prompt_tokens)
+        self._metrics.cached_tokens.labels(dp_rank=dp_rank).inc(cached_tokens)
+        self._metrics.wait_seconds.observe(waited_s)
+
+    def step(self, dp_rank: int, output: StepOutput) -> None:
+        """Count a step."""
+        self._metrics.steps.labels(dp_rank=dp_rank).inc()
+        if output.counts:
+            self._metrics.output_tokens.labels(dp_rank=dp_rank).inc(sum(output.counts))
+        if output.changes:
+            self._metrics.feed_events.labels(dp_rank=dp_rank).inc(len(output.changes))
+
+    def ended(self, dp_rank: int, outcome: str) -> None:
+        """Count a request that ended: `finished`, `cancelled` or the reason of its failure."""
+        self._metrics.requests.labels(dp_rank=dp_rank, outcome=outcome).inc()
+
+    def lost(self, dp_rank: int) -> None:
+        """Count a replica whose ranks are started anew."""
+        self._metrics.restarts.labels(dp_rank=dp_rank).inc()
+
+    def feed_dropped(self) -> None:
+        """Count a feed that a router was too slow for."""
+        self._metrics.feed_drops.inc()
+
+    def snapshot(self, dp_rank: int) -> None:
+        """Count a snapshot that was begun."""
+        self._metrics.snapshots.labels(dp_rank=dp_rank).inc()
