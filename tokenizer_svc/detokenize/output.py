@@ -32,12 +32,14 @@ class Progress(NamedTuple):
     Attributes:
         text: To append.
         consumed: Ids, from position 0 on, that all text so far covers.
+        fresh: How many of them are new.
         rendered: With `render`, the bytes of each id that is newly covered.
         stop: The stop string that ended the text; empty while none has.
     """
 
     text: str
     consumed: int
+    fresh: int
     rendered: list[bytes]
     stop: str = ""
 
@@ -128,9 +130,10 @@ class Output:
         return span.before if passed <= end - len(span.text) else span.through - 1
 
     def _progress(self, text: str, consumed: int, stop: str = "") -> Progress:
-        rendered = self._render(consumed - self._consumed) if self._options.render else []
+        fresh = consumed - self._consumed
         self._consumed = consumed
-        return Progress(text, consumed, rendered, stop)
+        rendered = self._render(fresh) if self._options.render else []
+        return Progress(text, consumed, fresh, rendered, stop)
 
     def _render(self, count: int) -> list[bytes]:
         rendered = []

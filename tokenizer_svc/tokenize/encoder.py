@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from radixmesh.errors import InvalidRequest, MeshError, PromptTooLong
 from tokenizer_svc.vocab import Turn, Vocab
@@ -26,12 +27,16 @@ class ChatPrompt:
 
 Prompt = TextPrompt | ChatPrompt
 
+# What a template adds to a message, at the least; so empty messages are not free.
+TURN_BYTES: Final = 16
+
 
 def size_of(prompt: Prompt) -> int:
-    """Return the bytes of a prompt as UTF-8, without what a template adds."""
+    """Return the bytes of a prompt as UTF-8; what a template adds is guessed low."""
     if isinstance(prompt, TextPrompt):
         return _bytes(prompt.text)
-    return sum(_bytes(turn.role) + _bytes(turn.content) for turn in prompt.turns)
+    turns = prompt.turns
+    return sum(TURN_BYTES + _bytes(turn.role) + _bytes(turn.content) for turn in turns)
 
 
 class Encoder:
@@ -50,7 +55,9 @@ class Encoder:
         """
         if isinstance(prompt, ChatPrompt) and not prompt.turns:
             raise InvalidRequest("a conversation needs at least one message", field="messages")
-        size = size_of(prompt)
+        return self._check_size(size_of(prompt))
+
+    def _check_size(self, size: int) -> int:
         if size > self.prompt_bytes_limit:
             raise PromptTooLong(
                 f"the prompt has {size} bytes, at most {self.prompt_bytes_limit} are taken",
@@ -77,7 +84,9 @@ class Encoder:
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, TextPrompt):
             return prompt.text
-        return self._vocab.render(prompt.turns, add_generation_prompt=prompt.add_generation_prompt)
+        text = self._vocab.render(prompt.turns, add_generation_prompt=prompt.add_generation_prompt)
+        self._check_size(_bytes(text))
+        return text
 
     def _encode(
         self, texts: Sequence[str], add_special_tokens: bool
