@@ -167,7 +167,7 @@ class _Automaton:
         return self.depth
 
 
-def _borders(stop: str) -> array[int]:
+def _borders(stop: str) -> "array[int]":
     """For each length, the longest proper prefix of it that is also its suffix, in characters."""
     borders = array("H", bytes(2 * (len(stop) + 1)))
     depth = 0
