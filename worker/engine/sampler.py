@@ -63,9 +63,10 @@ def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """Return the number in [0, 1) that decides a draw: numpy's Philox, counter = position."""
-    source = np.random.Philox(
-        key=[seed & _WORD, choice & _WORD], counter=[position & _WORD, 0, 0, 0]
-    )
+    # As arrays: numpy takes a list with an integer over 63 bits for floats.
+    key = np.array([seed & _WORD, choice & _WORD], dtype=np.uint64)
+    counter = np.array([position & _WORD, 0, 0, 0], dtype=np.uint64)
+    source = np.random.Philox(key=key, counter=counter)
     return (int(source.random_raw()) >> 11) * 2.0**-53
 
 

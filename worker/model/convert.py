@@ -75,6 +75,8 @@ def _convert_into(gguf: Path, folder: Path) -> None:
         write_model(gguf, partial)
         if not models.is_model_dir(partial):
             raise InvalidRequest(f"{gguf} holds no tokenizer that transformers can convert")
+        for file in partial.iterdir():
+            file.chmod(0o644)  # safetensors makes its file readable by the owner alone
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:
@@ -101,9 +103,14 @@ def write_model(gguf: Path, folder: Path) -> None:
     source = {"gguf_file": gguf.name, "local_files_only": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, dtype=torch.float32, output_loading_info=True, **source
+        )
     except (ValueError, KeyError, OSError, RuntimeError, NotImplementedError) as error:
         raise InvalidRequest(f"transformers cannot read {gguf}: {error}") from error
+    # transformers fills what is missing with random numbers and goes on.
+    if info["missing_keys"]:
+        raise InvalidRequest(f"{gguf} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     # The weights are plain from here on; save_pretrained refuses while these say otherwise.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
