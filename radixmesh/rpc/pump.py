@@ -121,6 +121,9 @@ class Pump(Generic[Out, In]):
             while (frame := await read()) is not grpc.aio.EOF:
                 if self.ended:
                     return
+                if frame.link.HasField("hello"):
+                    self.end(InvalidRequest("a link has one hello"))
+                    return
                 self.deliver(frame)
             self.end(LinkLost("the peer closed the link"))
         except Exception as error:  # noqa: BLE001 - each ends in `end`
