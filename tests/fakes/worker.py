@@ -14,12 +14,12 @@ what was cancelled can be looked at; the feed can be made to misbehave.
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from radixmesh.blocks import Namespace, block_keys, pack_ids, unpack_ids
-from radixmesh.errors import Draining, GroupLost, MeshError, TokenizerMismatch
+from radixmesh.errors import Draining, GroupLost, MeshError, NotSupported, TokenizerMismatch
 from radixmesh.rpc.link import Identity, Lane, LinkLimits, Session, serve_link
 from radixmesh.rpc.server import Server
 from radixmesh.worker.v1 import feed_pb2
@@ -206,6 +206,22 @@ class FakeWorker(WorkerServiceServicer):
             accept=self._accept,
             limits=self.shape.limits,
         )
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        raise NotSupported("the fake speaks on links only")
+        yield
+
+    async def GetGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotSupported("the fake speaks on links only")
+
+    async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotSupported("the fake speaks on links only")
+
+    async def FlushCache(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotSupported("the fake speaks on links only")
+
+    async def ScaleReplicas(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotSupported("the fake speaks on links only")
 
     def _accept(self, session: Session[AttachResponse]) -> _Handler:
         handler = _Handler(self, session)
