@@ -1,0 +1,148 @@
+"""A replica of several ranks in threads of this process, over real sockets, with a front's end.
+
+The same loops, carrier and mailbox as in rank processes; only the processes are
+missing. A rank's end, whatever it is, is kept in `ends`.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from tests.fakes.replica import EOS_ID, ORDINARY
+from worker.config import FakeConfig, RankConfig
+from worker.engine.engine import EngineInfo
+from worker.engine.fake import FakeEngine
+from worker.engine.faults import parse_faults
+from worker.engine.vocabulary import Vocabulary
+from worker.group.framing import FrameSplitter, frame
+from worker.group.local import LocalLeaf, LocalRoot
+from worker.group.mailbox import Mailbox
+from worker.group.rank import Follower, Leader
+from worker.group.topology import Topology
+from worker.group.turn import Turns
+from worker.group.watchdog import Watchdog
+from worker.kvcache.radix import PrefixCache
+from worker.request import Inbound, Outbound, StepOutput
+from worker.schedule.limits import Limits
+from worker.schedule.scheduler import Scheduler
+
+_OUTBOUND: Final = msgspec.msgpack.Decoder(Outbound)
+
+
+class FrontEnd:
+    """The front's end of a mailbox, blocking, for tests."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(10)
+        self._sock = sock
+        self._splitter = FrameSplitter()
+        self._ready: list[bytes] = []
+
+    def send(self, *messages: Inbound) -> None:
+        self._sock.sendall(b"".join(frame(msgspec.msgpack.encode(one)) for one in messages))
+
+    def receive(self) -> Outbound | None:
+        """The next message; None when the rank is gone."""
+        while not self._ready:
+            data = self._sock.recv(1 << 16)
+            if not data:
+                return None
+            self._ready = self._splitter.feed(data)
+        return _OUTBOUND.decode(self._ready.pop(0))
+
+    def outputs(self) -> Iterator[StepOutput]:
+        """Step outputs until the rank is gone or says something else."""
+        while isinstance(message := self.receive(), StepOutput):
+            yield message
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class RankThreads:
+    """pp x tp ranks, running. `close` ends them as the end of a front does."""
+
+    def __init__(
+        self,
+        *,
+        pp: int = 1,
+        tp: int = 1,
+        faults: Sequence[str] = (),
+        kv_blocks: int = 64,
+        deadline_s: float = 5.0,
+    ) -> None:
+        front, mailbox = socket.socketpair()
+        self.front = FrontEnd(front)
+        self.turns: list[Turns] = []
+        self.ends: dict[int, BaseException] = {}
+        pairs = [socket.socketpair() for _ in range(pp * tp - 1)]
+        for place in Topology(pp=pp, tp=tp).replica(0):
+            config = RankConfig(
+                model_dir="",
+                pp=pp,
+                tp=tp,
+                pp_rank=place.pp_rank,
+                tp_rank=place.tp_rank,
+                max_batched_tokens=32,
+                max_running=4,
+                fake=FakeConfig(faults=tuple(faults), kv_blocks=kv_blocks),
+            )
+            self.turns.append(_turns(config))
+        watchdog = Watchdog(60)
+        self._mailbox = Mailbox(mailbox)
+        self._root = LocalRoot([one for one, _ in pairs], deadline_s=deadline_s)
+        self._leaves = [LocalLeaf(other) for _, other in pairs]
+        loops = [Leader(self.turns[0], self._root, self._mailbox, watchdog)]
+        followers = [
+            Follower(turns, leaf, watchdog)
+            for turns, leaf in zip(self.turns[1:], self._leaves, strict=True)
+        ]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, loop), daemon=True)
+            for number, loop in enumerate([*loops, *followers])
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Wait until all ranks have ended."""
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def close(self) -> None:
+        """Let the front go and wait until all ranks have ended."""
+        self.front.close()
+        self.join()
+
+    def _run(self, number: int, loop: Leader | Follower) -> None:
+        try:
+            loop.run()
+        except Exception as error:  # noqa: BLE001 - a rank's end is what tests look at
+            self.ends[number] = error
+        finally:
+            # What the end of a process does.
+            if number == 0:
+                self._mailbox.close()
+                self._root.close()
+            else:
+                self._leaves[number - 1].close()
+
+
+def _turns(config: RankConfig) -> Turns:
+    info = EngineInfo(
+        block_tokens=4,
+        kv_blocks=config.fake.kv_blocks,
+        max_model_len=128,
+        vocab_size=40,
+        eos_ids=(EOS_ID,),
+    )
+    vocabulary = Vocabulary(ordinary=ORDINARY, size=40, eos_ids=(EOS_ID,), max_model_len=128)
+    faults = parse_faults(config.fake.faults, config)
+    engine = FakeEngine(vocabulary, info, config.fake, faults)
+    cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
+    scheduler = Scheduler(Limits.of(config, info), cache)
+    return Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)

@@ -1,0 +1,174 @@
+"""Real rank processes, started by their command line, over inherited sockets."""
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from radixmesh.blocks import Namespace, pack_ids, unpack_ids
+from tests.fakes.oracle import oracle_output, ordinary_ids
+from tests.fakes.rank_threads import FrontEnd
+from worker.config import FakeConfig, RankConfig
+from worker.group.launch import rank_command
+from worker.group.topology import Topology
+from worker.request import Add, Broken, Ready, Sampling, StepOutput
+
+pytestmark = pytest.mark.e2e
+
+
+class Ranks:
+    """Processes of one replica and the front's end of it."""
+
+    def __init__(self, base: RankConfig) -> None:
+        front, mailbox = socket.socketpair()
+        topology = Topology(pp=base.pp, tp=base.tp)
+        pairs = [socket.socketpair() for _ in range(topology.size - 1)]
+        self.front = FrontEnd(front)
+        self.processes = []
+        for number, place in enumerate(topology.replica(0)):
+            ours = [one for one, _ in pairs] if number == 0 else [pairs[number - 1][1]]
+            config = msgspec.structs.replace(
+                base,
+                pp_rank=place.pp_rank,
+                tp_rank=place.tp_rank,
+                mailbox_fd=-1 if number else mailbox.fileno(),
+                broadcast_fds=tuple(sock.fileno() for sock in ours),
+            )
+            fds = config.broadcast_fds + (() if number else (mailbox.fileno(),))
+            self.processes.append(subprocess.Popen(rank_command(config), pass_fds=fds))
+        for sock in (mailbox, *(sock for pair in pairs for sock in pair)):
+            sock.close()
+
+    def close(self) -> list[int]:
+        self.front.close()
+        try:
+            return [process.wait(10) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+
+Start = Callable[..., Ranks]
+
+
+@pytest.fixture
+def start(model_dir: Path) -> Iterator[Start]:
+    running: list[Ranks] = []
+
+    def starter(*faults: str, **values: int) -> Ranks:
+        config = msgspec.structs.replace(
+            RankConfig(model_dir=str(model_dir), engine="fake", fake=FakeConfig(faults=faults)),
+            **values,
+        )
+        running.append(Ranks(config))
+        return running[-1]
+
+    yield starter
+    for ranks in running:
+        ranks.close()
+
+
+def ask(front: FrontEnd, prompt: list[int], count: int) -> list[int]:
+    namespace = Namespace(model="tiny").encode()
+    sampling = Sampling(seed=1, max_tokens=count, ignore_eos=True)
+    front.send(Add(1, pack_ids(prompt), b"", sampling, namespace))
+    ids: list[int] = []
+    for output in front.outputs():
+        ids += unpack_ids(output.token_ids)
+        if any(output.finishes):
+            break
+    return ids
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(1, 1), (1, 2), (2, 2)])
+def test_rank_processes_serve_a_request_and_end_with_their_front(
+    start: Start, model_dir: Path, pp: int, tp: int
+) -> None:
+    ranks = start(pp=pp, tp=tp)
+    ready = ranks.front.receive()
+    assert isinstance(ready, Ready)
+    assert ready.kv_blocks == 4096
+    prompt = list(range(20, 60))
+    expected = oracle_output(prompt, ordinary_ids(model_dir), 20)
+    assert ask(ranks.front, prompt, 20) == expected
+    titles = [psutil.Process(process.pid).cmdline()[0] for process in ranks.processes]
+    assert titles == [
+        f"radixmesh-worker rank {place}" for place in Topology(pp=pp, tp=tp).replica(0)
+    ]
+    assert ranks.close() == [0] * (pp * tp)
+
+
+def test_a_killed_rank_0_is_the_end_of_its_socket_and_of_its_peers(start: Start) -> None:
+    ranks = start(tp=2)
+    assert isinstance(ranks.front.receive(), Ready)
+    ranks.processes[0].send_signal(signal.SIGKILL)
+    assert ranks.front.receive() is None
+    assert [process.wait(10) for process in ranks.processes] == [-signal.SIGKILL, 0]
+
+
+def test_a_killed_follower_is_told_as_a_lost_group_at_the_next_step(start: Start) -> None:
+    ranks = start(tp=2)
+    assert isinstance(ranks.front.receive(), Ready)
+    ranks.processes[1].send_signal(signal.SIGKILL)
+    ranks.processes[1].wait(10)
+    assert ask(ranks.front, [20, 21], 4) == []
+    assert ranks.processes[0].wait(10) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("desync@step=2:tp=1", "RANK_DESYNC"),
+        ("exit@step=2:tp=1", "GROUP_LOST"),
+        ("raise@step=2:tp=0", "INTERNAL"),
+    ],
+)
+def test_what_breaks_a_rank_is_the_last_that_the_front_hears(
+    start: Start, fault: str, reason: str
+) -> None:
+    ranks = start(fault, tp=2)
+    assert isinstance(ranks.front.receive(), Ready)
+    namespace = Namespace(model="tiny").encode()
+    sampling = Sampling(seed=1, max_tokens=50, ignore_eos=True)
+    ranks.front.send(Add(1, pack_ids([20]), b"", sampling, namespace))
+    message = ranks.front.receive()
+    while isinstance(message, StepOutput):
+        message = ranks.front.receive()
+    assert isinstance(message, Broken)
+    assert message.reason == reason
+    assert ranks.front.receive() is None
+    assert ranks.processes[0].wait(10) == 1
+
+
+def test_a_model_that_cannot_be_loaded_is_told_before_the_end(start: Start) -> None:
+    ranks = start("explode@step=1")
+    message = ranks.front.receive()
+    assert isinstance(message, Broken)
+    assert "--fake-faults" in message.message
+    assert ranks.close() == [1]
+
+
+def test_a_stuck_step_ends_the_process(start: Start) -> None:
+    ranks = start("hang@step=0", step_timeout_s=1)
+    assert isinstance(ranks.front.receive(), Ready)
+    assert ask(ranks.front, [20], 4) == []
+    assert ranks.processes[0].wait(10) == 70
+
+
+def test_an_idle_rank_uses_no_cpu(start: Start) -> None:
+    ranks = start(tp=2)
+    assert isinstance(ranks.front.receive(), Ready)
+    ask(ranks.front, [20, 21], 4)
+    processes = [psutil.Process(process.pid) for process in ranks.processes]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    # The passing of time is what is measured here.
+    with pytest.raises(subprocess.TimeoutExpired):
+        ranks.processes[0].wait(1)
+    after = [sum(process.cpu_times()[:2]) for process in processes]
+    assert sum(after) - sum(before) <= 0.02

@@ -1,0 +1,147 @@
+"""Ranks of a replica over real sockets: same plans, same ids, or a typed end."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import pytest
+
+from radixmesh.blocks import unpack_ids
+from radixmesh.errors import RankDesync
+from tests.fakes.oracle import oracle_output
+from tests.fakes.rank_threads import RankThreads
+from tests.fakes.replica import ORDINARY, add
+from worker.group.carrier import PeerLost
+from worker.group.mailbox import FrontGone
+from worker.group.record import StepRecord
+from worker.request import Cancel, Sampling, StepOutput
+
+SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+@pytest.fixture
+def started() -> Iterator[list[RankThreads]]:
+    replicas: list[RankThreads] = []
+    yield replicas
+    for replica in replicas:
+        replica.close()
+
+
+def gather(replica: RankThreads, count: int) -> dict[int, list[int]]:
+    """Read outputs until so many requests have ended."""
+    ids: dict[int, list[int]] = {}
+    for output in replica.front.outputs():
+        at = iter(unpack_ids(output.token_ids))
+        for request_id, length, finish in zip(
+            output.request_ids, output.counts, output.finishes, strict=True
+        ):
+            ids.setdefault(request_id, []).extend(next(at) for _ in range(length))
+            count -= bool(finish)
+        count -= len(output.failed)
+        if count == 0:
+            break
+    return ids
+
+
+@pytest.mark.parametrize(("pp", "tp"), SHAPES)
+def test_any_shape_gives_the_oracle_s_ids_and_equal_digests(
+    started: list[RankThreads], pp: int, tp: int
+) -> None:
+    replica = RankThreads(pp=pp, tp=tp, kv_blocks=40)
+    started.append(replica)
+    prompts: dict[int, Sequence[int]] = {
+        number: [3 + number % 5] * (5 + 4 * number) for number in range(1, 13)
+    }
+    sampling = Sampling(seed=1, max_tokens=12, ignore_eos=True)
+    for number, prompt in prompts.items():
+        replica.front.send(add(number, prompt, sampling=sampling))
+    ids = gather(replica, len(prompts))
+    assert ids == {
+        number: oracle_output(prompt, ORDINARY, 12) for number, prompt in prompts.items()
+    }
+    replica.close()
+    assert len({turns.digest for turns in replica.turns}) == 1
+    assert len({turns.step for turns in replica.turns}) == 1
+    assert isinstance(replica.ends[0], FrontGone)
+    assert all(isinstance(replica.ends[number], PeerLost) for number in range(1, pp * tp))
+
+
+def test_a_storm_of_cancels_leaves_every_rank_with_the_same_empty_state(
+    started: list[RankThreads],
+) -> None:
+    replica = RankThreads(pp=2, tp=2)
+    started.append(replica)
+    endless = Sampling(seed=1, max_tokens=100, ignore_eos=True)
+    for number in range(1, 101):
+        replica.front.send(add(number, [3 + number % 7] * (number % 20 + 1), sampling=endless))
+        if number % 2 == 0:
+            replica.front.send(Cancel([number]))
+    replica.front.send(Cancel(list(range(1, 101))))
+    replica.front.send(add(101, [5], sampling=Sampling(seed=1, max_tokens=1)))
+    last = None
+    for output in replica.front.outputs():
+        last = output
+        if 101 in output.request_ids:
+            break
+    assert last is not None
+    assert (last.load.running, last.load.waiting, last.load.free_blocks) == (0, 0, 64)
+    replica.close()
+    assert len({turns.digest for turns in replica.turns}) == 1
+    assert all(turns.idle for turns in replica.turns)
+
+
+@pytest.mark.parametrize("where", ["tp=1", "pp=1:tp=0", "tp=0:pp=0"])
+def test_a_rank_that_draws_other_ids_ends_the_replica_before_it_goes_on(
+    started: list[RankThreads], where: str
+) -> None:
+    replica = RankThreads(pp=2, tp=2, faults=[f"desync@step=3:{where}"])
+    started.append(replica)
+    replica.front.send(add(1, [3, 4, 5]))
+    outputs = list(replica.front.outputs())
+    replica.join()
+    assert len(outputs) == 4
+    assert isinstance(replica.ends[0], RankDesync)
+    assert all(isinstance(end, RankDesync | PeerLost) for end in replica.ends.values())
+    assert len(replica.ends) == 4
+
+
+def test_a_broken_follower_ends_the_replica(started: list[RankThreads]) -> None:
+    replica = RankThreads(tp=2, faults=["raise@step=2:tp=1"])
+    started.append(replica)
+    replica.front.send(add(1, [3, 4, 5]))
+    assert len(list(replica.front.outputs())) == 3
+    replica.join()
+    assert isinstance(replica.ends[0], PeerLost)
+    assert isinstance(replica.ends[1], RuntimeError)
+
+
+def test_a_follower_refuses_a_record_that_does_not_follow() -> None:
+    replica = RankThreads(tp=2)
+    turns = replica.turns[1]
+    with pytest.raises(RankDesync, match="expected 0"):
+        turns.begin(StepRecord(step=1, now_us=0, digest=turns.digest, inputs=[]))
+    with pytest.raises(RankDesync, match="differ"):
+        turns.begin(StepRecord(step=0, now_us=0, digest=turns.digest + 1, inputs=[]))
+    replica.close()
+
+
+def test_every_drained_mailbox_is_answered_even_when_nothing_came_of_it(
+    started: list[RankThreads],
+) -> None:
+    replica = RankThreads()
+    started.append(replica)
+    for step in range(3):
+        replica.front.send(Cancel([99]))
+        output = replica.front.receive()
+        assert isinstance(output, StepOutput)
+        assert output.step == step
+        assert output.accepted == []
+
+
+def test_load_brings_the_learned_rates(started: list[RankThreads]) -> None:
+    replica = RankThreads()
+    started.append(replica)
+    replica.front.send(add(1, [3] * 20))
+    last = next(islice(replica.front.outputs(), 7, None))
+    assert last.load.prefill_rate > 0
+    assert last.load.decode_step_s > 0
+    assert last.load.last_request_id == 1

@@ -1,0 +1,134 @@
+"""Whatever mix of requests a replica gets, its outputs are the oracle's and nothing is lost.
+
+`FakeReplica.turn` checks the account of all blocks, the feed and the digest after
+every step; these tests bring the mixes.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.oracle import oracle_output
+from tests.fakes.replica import ORDINARY, FakeReplica, add
+from worker.request import LENGTH, Cancel, Flush, Inbound, Sampling
+
+PROMPTS = st.lists(st.sampled_from((3, 4)), min_size=1, max_size=14)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One request of a mix."""
+
+    prompt: list[int]
+    journal: int
+    max_tokens: int
+    salt: str
+    priority: int
+    arrives: int
+    cancelled: int | None
+    expected: list[int] = field(default_factory=list)
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> Wanted:
+    prompt = draw(PROMPTS)
+    max_tokens = draw(st.integers(1, 10))
+    return Wanted(
+        prompt=prompt,
+        journal=draw(st.integers(0, max_tokens)),
+        max_tokens=max_tokens,
+        salt=draw(st.sampled_from(("", "other"))),
+        priority=draw(st.integers(-1, 1)),
+        arrives=draw(st.integers(0, 12)),
+        cancelled=draw(st.none() | st.integers(0, 20)),
+        expected=oracle_output(prompt, ORDINARY, max_tokens),
+    )
+
+
+MIXES = st.lists(wanted(), min_size=1, max_size=10)
+FLUSHES = st.sets(st.integers(0, 20), max_size=3)
+
+
+def inputs_of(mix: list[Wanted], flushes: set[int], step: int) -> list[Inbound]:
+    inputs: list[Inbound] = []
+    for number, one in enumerate(mix, 1):
+        if one.arrives == step:
+            sampling = Sampling(seed=1, max_tokens=one.max_tokens, ignore_eos=True)
+            request = add(
+                number,
+                one.prompt,
+                output=one.expected[: one.journal],
+                sampling=sampling,
+                salt=one.salt,
+                priority=one.priority,
+            )
+            inputs.append(request)
+        if one.cancelled == step:
+            inputs.append(Cancel([number]))
+    if step in flushes:
+        inputs.append(Flush(token=step))
+    return inputs
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    mix=MIXES,
+    flushes=FLUSHES,
+    block_tokens=st.integers(1, 5),
+    spare_blocks=st.integers(0, 12),
+    max_running=st.integers(1, 5),
+    budget=st.integers(5, 20),
+)
+def test_every_mix_generates_the_oracle_s_ids_and_ends_each_request_once(
+    mix: list[Wanted],
+    flushes: set[int],
+    block_tokens: int,
+    spare_blocks: int,
+    max_running: int,
+    budget: int,
+) -> None:
+    replica = FakeReplica(
+        block_tokens=block_tokens,
+        kv_blocks=-(-24 // block_tokens) + spare_blocks,
+        max_model_len=24,
+        max_running=max_running,
+        max_batched_tokens=budget,
+    )
+    for step in range(22):
+        replica.turn(*inputs_of(mix, flushes, step))
+        assert replica.load.running <= max_running
+        assert sum(len(row.ids) for row in replica.plans[-1].rows) <= budget
+    replica.finish()
+    assert replica.failed == {}
+    for number, one in enumerate(mix, 1):
+        given_ids = replica.outputs.get(number, [])
+        assert given_ids == one.expected[one.journal :][: len(given_ids)]
+        if one.cancelled is None or one.cancelled < one.arrives:
+            assert replica.starts[number] == one.journal
+            assert given_ids == one.expected[one.journal :]
+            assert replica.finishes[number] == LENGTH
+            assert replica.ends[number] == 1
+        assert replica.ends[number] <= 1
+    assert replica.load.free_blocks == replica.cache.total
+    assert (replica.load.running, replica.load.waiting, replica.load.uncached_tokens) == (0, 0, 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(mix=MIXES, data=st.data())
+def test_a_stream_moved_at_any_point_continues_as_if_it_had_not_been(
+    mix: list[Wanted], data: st.DataObject
+) -> None:
+    first, second = FakeReplica(kv_blocks=12), FakeReplica(kv_blocks=10, block_tokens=3)
+    for step in range(data.draw(st.integers(1, 20))):
+        first.turn(*inputs_of(mix, set(), step))
+    journals = {number: ids for number, ids in first.outputs.items() if not first.ends[number]}
+    for number, ids in journals.items():
+        one = mix[number - 1]
+        journal = one.expected[: one.journal] + ids
+        sampling = Sampling(seed=1, max_tokens=one.max_tokens, ignore_eos=True)
+        second.turn(add(number, one.prompt, output=journal, sampling=sampling, salt=one.salt))
+    second.finish()
+    for number, ids in journals.items():
+        one = mix[number - 1]
+        assert one.expected[: one.journal] + ids + second.outputs[number] == one.expected
