@@ -81,6 +81,7 @@ def _guard(behaviour: Any, method: str) -> Any:
     async def guarded(request: Any, context: Context) -> Any:
         current = _request_id(context)
         token = request_id.set(current)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, current),))
         try:
             return await behaviour(request, context)
         except grpc.aio.AbortError:
