@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.feed_follower import FeedFollower
 from worker.front.feed_out import Chunk, Cursor, Event, FeedBroken, Mirror
 from worker.request import CacheChange, CacheDigest
 
@@ -54,54 +55,13 @@ class Cache:
         return CacheDigest(len(self.held), xor)
 
 
-@dataclass
-class Router:
-    """A consumer as strict as the contract: any gap or unknown parent fails the test."""
-
-    keys: dict[int, int] = field(default_factory=dict)
-    sequence: int | None = None  # None: waiting for a first chunk
-    whole: bool = False
-
-    def take(self, part: Chunk | Event) -> None:
-        if isinstance(part, Chunk):
-            self._take_chunk(part)
-            return
-        assert self.whole, "an event came before the snapshot was complete"
-        assert self.sequence is not None
-        assert part.sequence == self.sequence + 1, "gap"
-        self.sequence = part.sequence
-        self._take_change(part.change)
-
-    def _take_chunk(self, chunk: Chunk) -> None:
-        if chunk.first:
-            self.keys.clear()
-            self.sequence = chunk.as_of
-        assert chunk.as_of == self.sequence
-        for key, parent in zip(chunk.keys, chunk.parents, strict=True):
-            assert parent == 0 or parent in self.keys, "child before parent"
-            self.keys[key] = parent
-        self.whole = chunk.last
-
-    def _take_change(self, change: CacheChange) -> None:
-        if change.cleared:
-            self.keys.clear()
-        parent = change.parent
-        for key in change.stored:
-            assert parent == 0 or parent in self.keys
-            self.keys[key] = parent
-            parent = key
-        for key in change.removed:
-            assert key not in self.keys.values(), "parent before child"
-            del self.keys[key]
-
-
 class Wire:
     """A first-in first-out lane that can lose all that waits in it."""
 
     def __init__(self, mirror: Mirror) -> None:
         # Small enough that small cases meet every bound.
         self.cursor = Cursor(mirror, chunk_keys=3, max_held_keys=12)
-        self.router = Router()
+        self.router = FeedFollower()
         self.queue: list[Chunk | Event] = []
 
     def offer(self, event: Event) -> None:

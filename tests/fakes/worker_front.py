@@ -1,0 +1,32 @@
+"""A worker group's front in this process, on a free port, with scripted or real ranks."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from worker.app import serve
+from worker.front.supervisor import Launch
+from worker.settings import WorkerSettings
+
+
+@asynccontextmanager
+async def run_front(
+    model_dir: Path, *, launch: Launch | None = None, **flags: object
+) -> AsyncGenerator[str, None]:
+    """Run a front until the block ends; yields its address. No `launch`: real processes."""
+    settings = WorkerSettings(
+        **{"model": str(model_dir), "engine": "fake", "port": 0, "drain_grace_s": 0, **flags}  # type: ignore[arg-type]
+    )
+    stop = asyncio.Event()
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        front = tasks.create_task(
+            serve(settings, stop, on_listening=port.set_result, launch=launch)
+        )
+        try:
+            yield f"127.0.0.1:{await port}"
+        finally:
+            stop.set()
+            async with asyncio.timeout(10):
+                await front
