@@ -154,15 +154,22 @@ class Group:
         replica = self.replicas.get(dp_rank)
         return replica if replica and replica.incarnation == incarnation else None
 
+    def _of_feed(self, dp_rank: int, incarnation: int) -> Replica | None:
+        """Only a replica that is up has a feed: an unknown incarnation is a new one."""
+        replica = self.replicas.get(dp_rank)
+        if replica and incarnation != replica.incarnation and not replica.was(incarnation):
+            self.on_status(dp_rank, incarnation, Reported.UP)
+        return self._current(dp_rank, incarnation)
+
     def on_chunk(self, dp_rank: int, incarnation: int, chunk: Chunk) -> None:
         """A part of a snapshot."""
-        replica = self._current(dp_rank, incarnation)
+        replica = self._of_feed(dp_rank, incarnation)
         if replica:
             replica.feed.on_chunk(chunk, self._clock())
 
     def on_change(self, dp_rank: int, incarnation: int, sequence: int, change: Change) -> None:
         """A numbered change of a cache."""
-        replica = self._current(dp_rank, incarnation)
+        replica = self._of_feed(dp_rank, incarnation)
         if replica:
             replica.feed.on_change(sequence, change, self._clock())
 

@@ -5,6 +5,7 @@ come as `now`). Work on it ends with its incarnation.
 """
 
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from router.tree.predicted import Predicted
 SNAPSHOT_GRACE_S = 10.0  # a replica that sends no snapshot gets requests after so long
 RESUMES_UNSTARTED_LIMIT = 8
 LEASE_S = 10.0  # a booking that is never sent is given up
+_PAST_LIMIT = 16
 
 
 class Reported(enum.IntEnum):
@@ -67,6 +69,7 @@ class Replica:
         self._connected = False
         self._admitted = False
         self._up_at = 0.0
+        self._past: deque[int] = deque(maxlen=_PAST_LIMIT)
 
     def __repr__(self) -> str:
         return f"<Replica {self.group_id}/{self.dp_rank}#{self.incarnation:x} {self.feed!r}>"
@@ -75,6 +78,10 @@ class Replica:
     def in_flight(self) -> int:
         """Requests of this router there."""
         return self.workload.entries
+
+    def was(self, incarnation: int) -> bool:
+        """Whether it had this incarnation before."""
+        return incarnation in self._past
 
     def phase(self, now: float) -> Phase:
         """Return whether it gets requests now."""
@@ -100,7 +107,9 @@ class Replica:
         self._reported = reported
         if lost:
             self._lose(now)
-        self.incarnation = incarnation
+        if incarnation != self.incarnation:
+            self._past.append(self.incarnation)
+            self.incarnation = incarnation
         if began and reported is not Reported.DOWN:
             self._up_at = now
             self._admitted = False
