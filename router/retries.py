@@ -120,15 +120,21 @@ class Retries:
     def _poisoned(self) -> bool:
         return max(self._taken_down, self._barren_losses) >= POISONED_AFTER
 
-    def nobody_left(self) -> None:
-        """No place is ready outside `avoid`.
+    def shuns(self, place: Place) -> bool:
+        """Whether not to go to a place though there is no other: it is dead, or full for new work.
+
+        An interrupted stream tries a full place again, after a pause.
+        """
+        return place in self._dead or (place in self._full and not self.resuming)
+
+    def check_room(self) -> None:
+        """Refuse new work that found only full places.
 
         Raises:
-            MeshError: New work that found only full places.
+            MeshError: What the full place said.
         """
-        if self._full and self._last is not None and not self.resuming:
+        if self._full and not self.resuming and self._last is not None:
             raise self._last
-        self._full.clear()
 
 
 def _elsewhere_may_help(error: MeshError) -> bool:

@@ -10,7 +10,6 @@ from radixmesh.errors import MeshError, SlowConsumer
 from router.journal import Fresh
 from router.request import Delta, Event, Finish, TokenLogprob
 
-MAX_PENDING_BYTES = 1 << 20
 # What one log probability weighs: the id, its bytes, the number.
 LOGPROB_BYTES = 64
 
@@ -36,7 +35,7 @@ class Stream:
         max_pending_bytes: Bound of what one output may have waiting.
     """
 
-    def __init__(self, *, interval_s: float, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
+    def __init__(self, *, interval_s: float, max_pending_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._interval_s = interval_s
         self._max_pending_bytes = max_pending_bytes
