@@ -58,6 +58,11 @@ class ServedModel(Protocol):
         """Prompt and output ids of one request."""
         ...
 
+    @property
+    def ready_replicas(self) -> int:
+        """Replicas that take requests now."""
+        ...
+
 
 class Pipeline(Protocol):
     """What the edge stands on."""
@@ -268,6 +273,7 @@ def _model_body(model: ServedModel, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "radixmesh",
         "max_model_len": model.max_model_len,
+        "ready_replicas": model.ready_replicas,
     }
 
 
