@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from worker.request import LENGTH, STOP_TOKEN, CacheChange, CacheDigest, Failed,
 
 @asynccontextmanager
 async def group(
-    model_dir: Path, *, dp: int = 1, routers: int = 1, **flags: object
+    model_dir: Path, *, dp: int = 1, routers: int = 1, **flags: Any
 ) -> AsyncGenerator[tuple[list[RouterEnd], list[ScriptedRanks]], None]:
     """A group whose replicas are up, and routers that see them so."""
     launcher = ScriptedLauncher()

@@ -85,9 +85,11 @@ class ScriptedRanks:
         self._died.set_result(how)
 
     def send(self, message: Outbound) -> None:
-        self._theirs.setblocking(True)
-        self._theirs.sendall(frame(msgspec.msgpack.encode(message)))
-        self._theirs.setblocking(False)
+        self.send_raw(frame(msgspec.msgpack.encode(message)))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes, whatever they mean; they must fit the socket's buffer."""
+        self._theirs.sendall(data)
 
     def step(
         self,

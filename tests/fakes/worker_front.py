@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from worker.app import serve
 from worker.front.supervisor import Launch
@@ -12,13 +13,20 @@ from worker.settings import WorkerSettings
 
 @asynccontextmanager
 async def run_front(
-    model_dir: Path, *, launch: Launch | None = None, **flags: object
+    model_dir: Path,
+    *,
+    launch: Launch | None = None,
+    stop: asyncio.Event | None = None,
+    **flags: Any,
 ) -> AsyncGenerator[str, None]:
-    """Run a front until the block ends; yields its address. No `launch`: real processes."""
+    """Run a front until `stop` or the block's end; yields its address.
+
+    Without `launch` its ranks are real processes.
+    """
     settings = WorkerSettings(
-        **{"model": str(model_dir), "engine": "fake", "port": 0, "drain_grace_s": 0, **flags}  # type: ignore[arg-type]
+        **{"model": str(model_dir), "engine": "fake", "port": 0, "drain_grace_s": 0, **flags}
     )
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as tasks:
         front = tasks.create_task(
