@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.fakes.model_dir import make_model_dir
+
+# A busy machine is no failure: pytest's timeout bounds every test already.
+settings.register_profile("mesh", deadline=None)
+settings.load_profile("mesh")
 
 
 @pytest.fixture(scope="session")
