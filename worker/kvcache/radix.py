@@ -155,7 +155,6 @@ class PrefixCache:
         count = len(self._nodes)
         for node in self._nodes.values():
             node.cached = False
-            node.children = 0
             if node.refs == 0:
                 self._pool.give([node.block])
         self._nodes.clear()

@@ -18,14 +18,12 @@ def plan_rows(
 ) -> tuple[Row, ...]:
     """Choose what the next step computes, at most `budget` ids.
 
-    Nobody joins in a step in which somebody had to leave for lack of blocks, and
-    nobody overtakes the first in the queue.
+    Nobody overtakes the first in the queue.
     """
-    retracted = running.make_room()
-    for sequence in retracted:
+    for sequence in running.make_room():
         on_retracted(sequence)
     wanted = sum(one.remaining for one in running)
-    while not retracted and wanted < budget:
+    while wanted < budget:
         head = waiting.first
         if head is None or not running.join(head):
             break

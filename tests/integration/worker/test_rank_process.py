@@ -3,6 +3,7 @@
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,6 +127,7 @@ def test_a_killed_follower_is_told_as_a_lost_group_at_the_next_step(start: Start
     [
         ("desync@step=2:tp=1", "RANK_DESYNC"),
         ("exit@step=2:tp=1", "GROUP_LOST"),
+        ("hang@step=2:tp=1", "GROUP_LOST"),
         ("raise@step=2:tp=0", "INTERNAL"),
     ],
 )
@@ -144,6 +146,7 @@ def test_what_breaks_a_rank_is_the_last_that_the_front_hears(
     assert message.reason == reason
     assert ranks.front.receive() is None
     assert ranks.processes[0].wait(10) == 1
+    ranks.processes[1].kill()
 
 
 def test_a_model_that_cannot_be_loaded_is_told_before_the_end(start: Start) -> None:
@@ -159,6 +162,19 @@ def test_a_stuck_step_ends_the_process(start: Start) -> None:
     assert isinstance(ranks.front.receive(), Ready)
     assert ask(ranks.front, [20], 4) == []
     assert ranks.processes[0].wait(10) == 70
+
+
+def test_a_poisoned_request_ends_the_process_without_a_word(start: Start) -> None:
+    ranks = start("exit@prompt-contains=77")
+    assert isinstance(ranks.front.receive(), Ready)
+    assert len(ask(ranks.front, [20, 21], 4)) == 4
+    assert ask(ranks.front, [20, 77, 21], 4) == []
+    assert ranks.processes[0].wait(10) == 17
+
+
+def test_a_fake_rank_loads_no_torch() -> None:
+    script = "import sys, worker.group.rank_main, worker.engine.fake; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script]) == b"False\n"
 
 
 def test_an_idle_rank_uses_no_cpu(start: Start) -> None:

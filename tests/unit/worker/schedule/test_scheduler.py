@@ -284,13 +284,12 @@ def test_under_pressure_the_latest_request_waits_again_and_loses_nothing() -> No
     assert len(replica.started) == 3
 
 
-def test_retraction_does_not_turn_in_circles() -> None:
-    replica = FakeReplica(kv_blocks=8, max_running=4)
-    long = sampling(max_tokens=14)
-    replica.turn(*(add(number, [number + 3] * 8, sampling=long) for number in (1, 2, 3)))
+def test_nobody_joins_into_the_blocks_that_running_requests_need_next() -> None:
+    replica = FakeReplica(kv_blocks=4)
+    replica.turn(add(1, [3] * 8, sampling=sampling(max_tokens=2)), add(2, [4] * 8))
+    assert (replica.load.running, replica.load.waiting) == (1, 1)
     replica.finish()
-    computed = sum(len(row.ids) for plan in replica.plans for row in plan.rows)
-    assert computed <= 2 * 3 * (8 + 14)
+    assert replica.outputs[2] == oracle_output([4] * 8, ORDINARY, 8)
 
 
 def test_a_flush_reports_what_left_and_running_requests_go_on() -> None:
