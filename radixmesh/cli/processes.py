@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,30 +114,38 @@ class Child:
 
     async def _live(self) -> int:
         """Start the process and wait for its end, or end it when asked to."""
-        process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(PYTHONUNBUFFERED="1"),
-            start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),
-        )
-        self.pid = process.pid
-        self.starts += 1
-        self._on_start()
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(self._read(process.stdout))
-            stopping = tasks.create_task(self._stopping.wait())
-            ending = tasks.create_task(process.wait())
+        async with _pipe() as (stream, write_fd):
             try:
-                await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
-                if not ending.done():
-                    await self._terminate(process, ending)
+                process = await asyncio.create_subprocess_exec(
+                    *self._argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=write_fd,
+                    stderr=write_fd,
+                    env=child_environment(PYTHONUNBUFFERED="1"),
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent(os.getpid()),
+                )
             finally:
-                # Also what the process left behind in its group.
-                _signal_group(process.pid, signal.SIGKILL)
-                stopping.cancel()
+                os.close(write_fd)
+            self.pid = process.pid
+            self.starts += 1
+            self._on_start()
+            return await self._watch(process, stream)
+
+    async def _watch(self, process: Process, stream: asyncio.StreamReader) -> int:
+        reading = asyncio.ensure_future(self._read(stream))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        ending = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                await self._terminate(process, ending)
+        finally:
+            # Also what the process left behind in its group.
+            _signal_group(process.pid, signal.SIGKILL)
+            stopping.cancel()
+            await ending
+            # Its children in other groups may hold the pipe a moment longer.
             await asyncio.wait({reading}, timeout=1)
             reading.cancel()
         return ending.result()
@@ -151,9 +160,9 @@ class Child:
             self._say(self.name, f"still there after {self._grace_s:g} s; killed")
             _signal_group(process.pid, signal.SIGKILL)
 
-    async def _read(self, stream: asyncio.StreamReader | None) -> None:
+    async def _read(self, stream: asyncio.StreamReader) -> None:
         held = b""
-        while stream and (data := await stream.read(_MAX_LINE)):
+        while data := await stream.read(_MAX_LINE):
             *lines, held = (held + data).split(b"\n")
             for line in lines:
                 self._say(self.name, line.decode(errors="replace"))
@@ -162,6 +171,23 @@ class Child:
                 held = b""
         if held:
             self._say(self.name, held.decode(errors="replace"))
+
+
+@asynccontextmanager
+async def _pipe() -> AsyncGenerator[tuple[asyncio.StreamReader, int], None]:
+    """Yield a pipe's reader and its write end, which the caller closes.
+
+    Not asyncio's PIPE: with it, `Process.wait` waits until all that inherited the pipe are gone.
+    """
+    read_fd, write_fd = os.pipe()
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_fd, "rb")
+    )
+    try:
+        yield stream, write_fd
+    finally:
+        transport.close()
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from radixmesh.client import Explanation, Model, Phase, Receipt, Replica, Usage, View
 
@@ -20,26 +21,22 @@ def as_json(value: object) -> str:
 
 def replicas_table(replicas: Iterable[Replica]) -> Table:
     """Return the fleet: state, trust, load, cache."""
-    table = Table(title="fleet", title_justify="left")
-    for name in ("replica", "model", "state", "view"):
-        table.add_column(name)
-    for name in ("running", "waiting", "cached blocks", "free blocks", "requests", "hit rate"):
+    table = _table("fleet", ("replica", "model", "state", "view"))
+    for name in ("running", "waiting", "blocks", "requests", "hits"):
         table.add_column(name, justify="right")
-    table.add_column("topology")
     for replica in replicas:
         rate = replica.hit_rate
-        table.add_row(
+        _add(
+            table,
             f"{replica.group_id}/{replica.dp_rank}",
             replica.model,
-            _styled(replica.phase.value, _PHASE_STYLES.get(replica.phase, "yellow")),
-            _styled(replica.view.value, _VIEW_STYLES.get(replica.view, "red")),
+            Text(replica.phase.value, _PHASE_STYLES.get(replica.phase, "yellow")),
+            Text(replica.view.value, _VIEW_STYLES.get(replica.view, "red")),
             str(replica.running_count),
             str(replica.waiting_count),
             f"{replica.cached_block_count}/{replica.kv_block_count}",
-            str(replica.free_block_count),
             str(replica.routed_count),
             "-" if rate is None else f"{rate:.0%}",
-            replica.topology,
         )
     return table
 
@@ -47,14 +44,13 @@ def replicas_table(replicas: Iterable[Replica]) -> Table:
 def explanation_table(explanation: Explanation) -> Table:
     """Return the price of every candidate, cheapest first."""
     title = f"{explanation.prompt_token_count} tokens, policy {explanation.policy}; seconds"
-    table = Table(title=title, title_justify="left")
-    table.add_column("replica")
-    table.add_column("view")
+    table = _table(title, ("replica", "view"))
     for name in ("matched", "wait", "prefill", "alpha", "crowding", "eviction", "total"):
         table.add_column(name, justify="right")
     table.add_column("")
     for price in explanation.candidates:
-        table.add_row(
+        _add(
+            table,
             f"{price.group_id}/{price.dp_rank}",
             price.view.value,
             f"{price.matched_blocks}/{price.prompt_blocks}",
@@ -71,11 +67,10 @@ def explanation_table(explanation: Explanation) -> Table:
 
 def models_table(models: Iterable[Model]) -> Table:
     """Return the served models."""
-    table = Table(title="models", title_justify="left")
-    for name in ("name", "context", "ready replicas", "tokenizer"):
-        table.add_column(name)
+    table = _table("models", ("name", "context", "ready replicas", "tokenizer"))
     for model in models:
-        table.add_row(
+        _add(
+            table,
             model.name,
             str(model.max_model_len),
             str(model.ready_replica_count),
@@ -93,5 +88,10 @@ def footer(usage: Usage, receipt: Receipt) -> str:
     )
 
 
-def _styled(text: str, style: str) -> str:
-    return f"[{style}]{text}[/{style}]"
+def _table(title: str, columns: Iterable[str]) -> Table:
+    return Table(*columns, title=Text(title), title_justify="left")
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    # As Text: names come from outside and are no markup.
+    table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
