@@ -155,9 +155,9 @@ class Group:
         return replica if replica and replica.incarnation == incarnation else None
 
     def _of_feed(self, dp_rank: int, incarnation: int) -> Replica | None:
-        """Only a replica that is up has a feed: an unknown incarnation is a new one."""
+        """Only a replica that is up has a feed: what comes unannounced announces it."""
         replica = self.replicas.get(dp_rank)
-        if replica and incarnation != replica.incarnation and not replica.was(incarnation):
+        if replica is None or not replica.announced(incarnation):
             self.on_status(dp_rank, incarnation, Reported.UP)
         return self._current(dp_rank, incarnation)
 
@@ -175,7 +175,7 @@ class Group:
 
     def on_digest(self, dp_rank: int, incarnation: int, digest: Digest) -> None:
         """A proof of a cache."""
-        replica = self._current(dp_rank, incarnation)
+        replica = self._of_feed(dp_rank, incarnation)
         if replica:
             replica.feed.on_digest(digest, self._clock())
 

@@ -74,7 +74,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
     ) -> None:
-        self.tree = tree or MetaTree()
+        self.tree = MetaTree() if tree is None else tree
         self.inflight = InFlight()
         self.policy = policy
         self._connect = connect

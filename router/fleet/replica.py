@@ -79,9 +79,9 @@ class Replica:
         """Requests of this router there."""
         return self.workload.entries
 
-    def was(self, incarnation: int) -> bool:
-        """Whether it had this incarnation before."""
-        return incarnation in self._past
+    def announced(self, incarnation: int) -> bool:
+        """Whether this link has said of it that it has this incarnation, or had it."""
+        return incarnation in self._past or (self._connected and incarnation == self.incarnation)
 
     def phase(self, now: float) -> Phase:
         """Return whether it gets requests now."""

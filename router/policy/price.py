@@ -1,4 +1,4 @@
-"""The price: predicted seconds, in one unit for all replicas, and the policy that takes the cheapest.
+"""The price: predicted seconds, one unit for all replicas, and the policy that takes the least.
 
 Knows candidates, nothing of where their numbers come from. No thresholds, no
 gates: every term is continuous, so a small change of load never flips all
@@ -54,7 +54,7 @@ def price_all(candidates: Sequence[Candidate], *, max_tokens: int) -> list[Candi
 
 
 def alpha_at(*, waiting: int, replicas: int) -> float:
-    """Weight of a missing id: 2 when nobody waits, 5 at one waiting request a replica, towards 8."""
+    """Weight of a missing id: 2 when nobody waits, 5 at one waiting a replica, towards 8."""
     return ALPHA_IDLE + (ALPHA_FULL - ALPHA_IDLE) * waiting / (waiting + max(1, replicas))
 
 

@@ -1,0 +1,205 @@
+"""Whatever a feed loses, doubles or swaps: never EXACT while different, and equal once repaired."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixmesh.errors import LinkLost
+from radixmesh.worker.v1 import feed_pb2
+from router.fleet.feed import Chunk, Digest
+from router.fleet.group import Group
+from router.fleet.replica import Reported
+from router.fleet.wire import from_event
+from router.policy.choice import View
+from tests.fakes.group_link import INFO, FakeFleet, FakeGroupLink
+from tests.fakes.worker_cache import FakeCache
+
+CHUNK_KEYS = 3
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["store"] * 4
+            + ["evict"] * 3
+            + ["clear", "digest", "restart", "relink", "drop", "double", "swap", "wait"]
+            + ["deliver"] * 4
+        ),
+        PATHS,
+        st.integers(0, 5),
+    ),
+    max_size=80,
+)
+Message = feed_pb2.SnapshotChunk | feed_pb2.CacheEvent | feed_pb2.Digest | feed_pb2.ReplicaStatus
+
+
+def keys_of(path: tuple[int, ...]) -> list[int]:
+    return [
+        1 + sum((digit + 1) * 4**index for index, digit in enumerate(path[:end]))
+        for end in range(1, len(path) + 1)
+    ]
+
+
+@dataclass
+class Worker:
+    """The truth, and what of it is on its way."""
+
+    cache: FakeCache
+    wire: deque[Message]
+    history: dict[tuple[int, int], set[int]]
+
+    def send(self, message: Message | None) -> None:
+        if message is not None:
+            self.wire.append(message)
+        self.history[self.cache.incarnation, self.cache.sequence] = set(self.cache.keys)
+
+    def begin(self) -> None:
+        """A new incarnation, or a new link: state, then snapshot."""
+        self.send(feed_pb2.ReplicaStatus(incarnation=self.cache.incarnation, state=1))  # type: ignore[arg-type]
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        for chunk in self.cache.snapshot(CHUNK_KEYS):
+            self.send(chunk)
+
+
+class Story:
+    """One worker, one router, and a wire between them that fails."""
+
+    def __init__(self) -> None:
+        fake = FakeFleet("a")
+        self.clock, self.tree = fake.clock, fake.tree
+        self.link: FakeGroupLink = fake.links["a"]
+        self.group: Group = fake.fleet._groups["a"]
+        self.worker = Worker(FakeCache(0, 1), deque(), {})
+        self.answered = 0
+        self.attach()
+
+    def attach(self) -> None:
+        self.group.on_up(is_new=False)
+        self.group.on_info(INFO)
+        self.worker.begin()
+
+    def do(self, kind: str, path: tuple[int, ...], pick: int) -> None:
+        if kind in ("store", "evict", "clear", "digest"):
+            self.work(kind, path, pick)
+        elif kind in ("restart", "relink"):
+            self.restart(kind)
+        elif kind == "wait":
+            self.clock.advance(4.0 * pick)
+            self.group.tick(self.clock())
+        else:
+            self.carry(kind, pick)
+        self.answer()
+
+    def work(self, kind: str, path: tuple[int, ...], pick: int) -> None:
+        """Something happens in the cache, or it is proven."""
+        cache = self.worker.cache
+        match kind:
+            case "store":
+                self.worker.send(cache.store(keys_of(path)))
+            case "evict":
+                for leaf in cache.leaves()[pick : pick + 1]:
+                    self.worker.send(cache.remove([leaf]))
+            case "clear":
+                self.worker.send(cache.clear())
+            case "digest":
+                self.worker.send(cache.digest())
+
+    def carry(self, kind: str, pick: int) -> None:
+        """The wire does its work, or fails to."""
+        wire = self.worker.wire
+        if kind == "deliver":
+            for _ in range(min(pick + 1, len(wire))):
+                self.deliver(wire.popleft())
+        elif wire:
+            self.tamper(kind, pick % len(wire))
+
+    def restart(self, kind: str) -> None:
+        if kind == "restart":
+            self.worker.cache = FakeCache(0, self.worker.cache.incarnation + 1)
+            self.worker.begin()
+        else:
+            self.worker.wire.clear()
+            self.group.on_down(LinkLost("cut"))
+            self.attach()
+
+    def tamper(self, kind: str, index: int) -> None:
+        wire = self.worker.wire
+        if kind == "drop":
+            del wire[index]
+        elif kind == "double":
+            wire.insert(index, wire[index])
+        else:
+            wire.rotate(-index)
+            first = wire.popleft()
+            wire.insert(1, first)
+            wire.rotate(index)
+
+    def deliver(self, message: Message) -> None:
+        match message:
+            case feed_pb2.ReplicaStatus():
+                self.group.on_status(0, message.incarnation, Reported.UP)
+            case feed_pb2.SnapshotChunk():
+                chunk = Chunk(
+                    message.as_of_sequence,
+                    message.keys,
+                    message.parents,
+                    message.first,
+                    message.last,
+                )
+                self.group.on_chunk(0, message.incarnation, chunk)
+            case feed_pb2.CacheEvent():
+                change = from_event(message)
+                if change is not None:
+                    self.group.on_change(0, message.incarnation, message.sequence, change)
+            case feed_pb2.Digest():
+                digest = Digest(message.sequence, message.block_count, message.xor_keys)
+                self.group.on_digest(0, message.incarnation, digest)
+                self.check(message)
+
+    def check(self, digest: feed_pb2.Digest) -> None:
+        """At a digest of its incarnation and change: EXACT means equal."""
+        replica = self.group.replicas.get(0)
+        if replica is None or replica.incarnation != digest.incarnation:
+            return
+        feed = replica.feed
+        if feed.view is View.EXACT and feed._last == digest.sequence:
+            truth = self.worker.history[digest.incarnation, digest.sequence]
+            assert self.tree.keys_of(feed.number) == truth
+
+    def answer(self) -> None:
+        """The worker answers each wish for a snapshot."""
+        for _ in self.link.resnapshots[self.answered :]:
+            self.worker.snapshot()
+        self.answered = len(self.link.resnapshots)
+
+    def heal(self) -> None:
+        """The wire works again for some minutes."""
+        for _ in range(200):
+            self.clock.advance(1.0)
+            self.worker.send(self.worker.cache.digest())
+            while self.worker.wire:
+                self.deliver(self.worker.wire.popleft())
+                self.answer()
+            self.group.tick(self.clock())
+            self.answer()
+
+
+@given(STEPS)
+@settings(max_examples=200, deadline=None)
+def test_once_repaired_the_index_equals_the_cache(
+    steps: list[tuple[str, tuple[int, ...], int]],
+) -> None:
+    story = Story()
+    for step in steps:
+        story.do(*step)
+    story.heal()
+    replica = story.group.replicas[0]
+    assert replica.feed.view is View.EXACT
+    assert replica.incarnation == story.worker.cache.incarnation
+    assert story.tree.keys_of(replica.feed.number) == set(story.worker.cache.keys)
+    story.tree.sweep(100_000)
+    story.tree.sweep(100_000)
+    assert len(story.tree) == len(story.worker.cache.keys)
