@@ -160,18 +160,22 @@ class RouterEnd:
         """Send a request."""
         output = Output()
         output.entry_id = self.link.open(output, timeout_s=timeout_s)
-        sampling = SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True, temperature=0)
-        message = Submit(
-            entry_id=output.entry_id,
-            prompt_ids=pack_ids(prompt),
-            sampling=sampling,
-            dp_rank=dp_rank,
-        )
+        message = self.submit_of(output.entry_id, prompt, max_tokens=max_tokens, dp_rank=dp_rank)
         if timeout_s is not None:
             message.remaining_ms = int(timeout_s * 1000)
         message.MergeFrom(Submit(**fields))  # type: ignore[arg-type]
         self.send(message)
         return output
+
+    @staticmethod
+    def submit_of(
+        entry_id: int, prompt: list[int], *, max_tokens: int, dp_rank: int | None = None
+    ) -> Submit:
+        """A greedy request that ends by its limit only."""
+        sampling = SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True, temperature=0)
+        return Submit(
+            entry_id=entry_id, prompt_ids=pack_ids(prompt), sampling=sampling, dp_rank=dp_rank
+        )
 
     def send(self, *submits: Submit) -> None:
         """Send submits in one frame, whatever they are."""

@@ -1,6 +1,7 @@
 """A worker group's front in this process, on a free port, with scripted or real ranks."""
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,13 @@ from typing import Any
 from worker.app import serve
 from worker.front.supervisor import Launch
 from worker.settings import WorkerSettings
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, for what can't take port 0."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 @asynccontextmanager
