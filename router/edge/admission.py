@@ -6,7 +6,7 @@ Knows counts and keys; nothing of what a request asks for. One event loop.
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from radixmesh.errors import BadApiKey, DeadlineExceeded, QueueFull
@@ -42,13 +42,23 @@ class Admission:
         max_concurrent: Permits; 0 means no limit.
         max_queued: Requests that may wait for a permit.
         queue_timeout_s: Seconds that a request may wait.
+        on_admitted: Told how many seconds each admitted request waited.
     """
 
-    def __init__(self, *, max_concurrent: int, max_queued: int, queue_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        max_concurrent: int,
+        max_queued: int,
+        queue_timeout_s: float,
+        on_admitted: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._max_concurrent = max_concurrent
         self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s
+        self._on_admitted = on_admitted
         self._running = 0
+        self._queued = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __repr__(self) -> str:
@@ -62,7 +72,7 @@ class Admission:
     @property
     def queued(self) -> int:
         """Requests that wait for a permit."""
-        return sum(not waiter.done() for waiter in self._waiting)
+        return self._queued
 
     @asynccontextmanager
     async def admit(self, timeout_s: float) -> AsyncGenerator[None]:
@@ -75,8 +85,11 @@ class Admission:
             QueueFull: The queue is full, or the wait in it was too long.
             DeadlineExceeded: The deadline came first.
         """
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
         await self._enter(timeout_s)
         try:
+            self._on_admitted(loop.time() - arrived)
             yield
         finally:
             self._leave()
@@ -93,6 +106,7 @@ class Admission:
             )
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
+        self._queued += 1
         try:
             async with asyncio.timeout(min(timeout_s, self._queue_timeout_s)):
                 await waiter
@@ -113,11 +127,13 @@ class Admission:
             self._leave()
         elif waiter in self._waiting:
             self._waiting.remove(waiter)
+            self._queued -= 1
 
     def _leave(self) -> None:
         # A permit that goes to a waiter stays counted as running.
         while self._waiting:
             waiter = self._waiting.popleft()
+            self._queued -= 1
             if not waiter.done():
                 waiter.set_result(None)
                 return

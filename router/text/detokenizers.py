@@ -18,7 +18,7 @@ from radixmesh.detokenizer.v1 import detokenizer_service_pb2 as pb
 from radixmesh.detokenizer.v1 import detokenizer_service_pb2_grpc as pb_grpc
 from radixmesh.errors import LinkLost, LinkOverloaded, MeshError
 from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
-from router.text.pool import Pool, Serving
+from router.text.pool import OnChange, Pool, Serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +107,10 @@ class DetokenizerInstance:
         identity: Identity,
         limits: LinkLimits,
         rng: random.Random,
-        on_ready: Callable[[], None],
+        on_change: OnChange,
     ) -> None:
         self.address = address
-        self._on_ready = on_ready
+        self._on_change = on_change
         self._serving: Serving | None = None
         self._outbox: _Outbox | None = None
         self._link: Link[pb.AttachRequest, pb.AttachResponse, TextSink] = Link(
@@ -203,7 +203,7 @@ class DetokenizerInstance:
         """Hand text to those who wait."""
         if frame.HasField("info"):
             self._serving = Serving(frame.info.model, frame.info.fingerprint)
-            self._on_ready()
+            self._on_change(up=True)
         for piece in frame.pieces:
             sink = self._link.entries.get(piece.entry_id)
             if sink is not None:
@@ -216,8 +216,10 @@ class DetokenizerInstance:
     def on_down(self, error: MeshError) -> None:
         """Take no outputs until it is connected again."""
         del error  # the link has logged it, and the entries know
-        self._serving = None
         self._outbox = None
+        if self._serving is not None:
+            self._serving = None
+            self._on_change(up=False)
 
 
 class Detokenizers:
@@ -225,6 +227,7 @@ class Detokenizers:
 
     Args:
         addresses: host:port of each.
+        on_lost: Told of every link that was lost.
     """
 
     def __init__(
@@ -234,18 +237,24 @@ class Detokenizers:
         identity: Identity,
         limits: LinkLimits,
         rng: random.Random,
+        on_lost: Callable[[], None],
     ) -> None:
-        self._pool: Pool[DetokenizerInstance] = Pool("detokenizer", rng=rng)
+        self._pool: Pool[DetokenizerInstance] = Pool("detokenizer", rng=rng, on_lost=on_lost)
         for address in addresses:
             instance = DetokenizerInstance(
-                address, identity=identity, limits=limits, rng=rng, on_ready=self._pool.wake
+                address, identity=identity, limits=limits, rng=rng, on_change=self._pool.changed
             )
             self._pool.add(instance)
 
     @property
-    def ready(self) -> bool:
-        """Whether any is connected."""
-        return self._pool.ready
+    def connected(self) -> int:
+        """How many are connected."""
+        return sum(1 for one in self._pool.instances if one.serving)
+
+    @property
+    def entries(self) -> int:
+        """Entries that are open, at all of them."""
+        return sum(one.load for one in self._pool.instances)
 
     async def run(self) -> None:
         """Keep the links up until cancelled."""

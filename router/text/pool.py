@@ -6,7 +6,7 @@ text. What an instance serves is learned from the first frame of its link.
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +19,13 @@ class Serving:
 
     model: str
     fingerprint: str
+
+
+class OnChange(Protocol):
+    """Told that an instance came up or was lost."""
+
+    def __call__(self, *, up: bool) -> None:
+        """It can be asked now, or can't any more."""
 
 
 class Instance(Protocol):
@@ -49,11 +56,13 @@ class Pool(Generic[InstanceT]):
     Args:
         service: `tokenizer` or `detokenizer`, for messages.
         rng: Breaks ties.
+        on_lost: Told of every instance that was lost.
     """
 
-    def __init__(self, service: str, *, rng: random.Random) -> None:
+    def __init__(self, service: str, *, rng: random.Random, on_lost: Callable[[], None]) -> None:
         self._service = service
         self._rng = rng
+        self._on_lost = on_lost
         self._instances: list[InstanceT] = []
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -66,19 +75,17 @@ class Pool(Generic[InstanceT]):
         """All of them, connected or not."""
         return self._instances
 
-    @property
-    def ready(self) -> bool:
-        """Whether any instance is connected."""
-        return any(instance.serving for instance in self._instances)
-
     async def run(self) -> None:
         """Keep the links up until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for instance in self._instances:
                 tasks.create_task(instance.run())
 
-    def wake(self) -> None:
-        """Let waiters look again: an instance came up."""
+    def changed(self, *, up: bool) -> None:
+        """An instance came up, or was lost."""
+        if not up:
+            self._on_lost()
+            return
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -17,7 +17,7 @@ from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
 from radixmesh.tokenizer.v1 import tokenizer_service_pb2 as pb
 from radixmesh.tokenizer.v1 import tokenizer_service_pb2_grpc as pb_grpc
 from router.request import ChatPrompt, TextPrompt
-from router.text.pool import Pool, Serving
+from router.text.pool import OnChange, Pool, Serving
 
 MAX_TRIES = 6
 RETRY_PAUSE_S = 0.05
@@ -56,10 +56,10 @@ class TokenizerInstance:
         identity: Identity,
         limits: LinkLimits,
         rng: random.Random,
-        on_ready: Callable[[], None],
+        on_change: OnChange,
     ) -> None:
         self.address = address
-        self._on_ready = on_ready
+        self._on_change = on_change
         self._serving: Serving | None = None
         self._link: Link[pb.AttachRequest, pb.AttachResponse, _Answer] = Link(
             address,
@@ -115,7 +115,7 @@ class TokenizerInstance:
         """Hand results to those who wait."""
         if frame.HasField("info"):
             self._serving = Serving(frame.info.model, frame.info.fingerprint)
-            self._on_ready()
+            self._on_change(up=True)
         for result in frame.results:
             answer = self._link.close(result.entry_id)
             if answer is not None:
@@ -124,7 +124,9 @@ class TokenizerInstance:
     def on_down(self, error: MeshError) -> None:
         """Take no prompts until it is connected again."""
         del error  # the link has logged it, and the entries know
-        self._serving = None
+        if self._serving is not None:
+            self._serving = None
+            self._on_change(up=False)
 
 
 class Tokenizers:
@@ -133,6 +135,7 @@ class Tokenizers:
     Args:
         addresses: host:port of each.
         wait_s: Seconds that a prompt waits for one to connect.
+        on_lost: Told of every link that was lost.
     """
 
     def __init__(
@@ -143,19 +146,25 @@ class Tokenizers:
         limits: LinkLimits,
         rng: random.Random,
         wait_s: float,
+        on_lost: Callable[[], None],
     ) -> None:
         self._wait_s = wait_s
-        self._pool: Pool[TokenizerInstance] = Pool("tokenizer", rng=rng)
+        self._pool: Pool[TokenizerInstance] = Pool("tokenizer", rng=rng, on_lost=on_lost)
         for address in addresses:
             instance = TokenizerInstance(
-                address, identity=identity, limits=limits, rng=rng, on_ready=self._pool.wake
+                address, identity=identity, limits=limits, rng=rng, on_change=self._pool.changed
             )
             self._pool.add(instance)
 
     @property
-    def ready(self) -> bool:
-        """Whether any is connected."""
-        return self._pool.ready
+    def connected(self) -> int:
+        """How many are connected."""
+        return sum(1 for one in self._pool.instances if one.serving)
+
+    @property
+    def entries(self) -> int:
+        """Entries that are open, at all of them."""
+        return sum(one.load for one in self._pool.instances)
 
     async def run(self) -> None:
         """Keep the links up until cancelled."""

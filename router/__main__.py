@@ -1,0 +1,29 @@
+"""`python -m router`, `radixmesh-router`: read the settings, run the router."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from radixmesh.rpc.lifecycle import start
+from radixmesh.settings import load
+from router.app import serve
+from router.settings import RouterSettings
+
+PROG = "radixmesh-router"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; return the exit status."""
+    settings = load(RouterSettings, sys.argv[1:] if argv is None else argv, prog=PROG)
+    title = f"groups={len(settings.groups)} policy={settings.policy}"
+    return start(
+        PROG,
+        partial(serve, settings),
+        title=title,
+        log_level=settings.log_level,
+        log_json=settings.log_json,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""The composition root of the router: everything is constructed and connected here.
+
+Knows the order of start and stop; routes nothing.
+"""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from radixmesh.router.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
+from radixmesh.router.v1.router_service_pb2_grpc import add_RouterServiceServicer_to_server
+from radixmesh.rpc.link import Identity, LinkLimits
+from radixmesh.rpc.server import Server
+from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
+from router.edge import fleet as fleet_edge
+from router.edge import grpc as grpc_edge
+from router.edge.admission import Admission, ApiKey
+from router.edge.metered import Metered, MeteredFleet
+from router.fleet.registry import GroupAddress
+from router.fleet.worker_link import WorkerLink
+from router.gauges import Gauges
+from router.pipeline import Pace, Pipeline
+from router.policy.policies import POLICIES
+from router.ports import Texts
+from router.settings import RouterSettings
+from router.text.detokenizers import Detokenizers
+from router.text.tokenizers import Tokenizers
+from router.tree.meta_tree import MetaTree
+
+logger = logging.getLogger(__name__)
+
+# How often readiness and gauges are looked at.
+TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the router listens; 0 for what is off."""
+
+    grpc: int
+    http: int
+    fleet: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """The router without its edges."""
+
+    metrics: RouterMetrics
+    fleet: MeteredFleet
+    tokenizers: Tokenizers
+    detokenizers: Detokenizers
+    admission: Admission
+    pipeline: Pipeline
+    gauges: Gauges
+
+    def ready(self) -> bool:
+        """Whether a request can be served now."""
+        return (
+            self.fleet.settled()
+            and self.tokenizers.connected > 0
+            and self.detokenizers.connected > 0
+            and any(model.ready_replicas for model in self.fleet.models())
+        )
+
+    async def run(self) -> None:
+        """Keep all links up until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.fleet.run())
+            tasks.create_task(self.tokenizers.run())
+            tasks.create_task(self.detokenizers.run())
+
+
+def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core:
+    """Construct the router without its edges; nothing is started.
+
+    Args:
+        settings: The flags.
+        limits: Bounds and intervals of links.
+    """
+    limits = limits or LinkLimits()
+    identity = Identity("router", uuid.uuid4().hex)
+    rng = random.Random()
+    metrics = RouterMetrics(CollectorRegistry())
+    fleet = MeteredFleet(
+        [GroupAddress.parse(group) for group in settings.groups],
+        policy=POLICIES[settings.policy](),
+        connect=lambda address, events: WorkerLink(
+            address, events, identity=identity, limits=limits, rng=rng
+        ),
+        tree=MetaTree(budget_bytes=settings.index_bytes),
+        rng=rng,
+        metrics=metrics,
+    )
+    tokenizers = Tokenizers(
+        settings.tokenizers,
+        identity=identity,
+        limits=limits,
+        rng=rng,
+        wait_s=settings.ready_wait_s,
+        on_lost=metrics.links_lost.labels("tokenizer").inc,
+    )
+    detokenizers = Detokenizers(
+        settings.detokenizers,
+        identity=identity,
+        limits=limits,
+        rng=rng,
+        on_lost=metrics.links_lost.labels("detokenizer").inc,
+    )
+    admission = Admission(
+        max_concurrent=settings.max_concurrent,
+        max_queued=settings.max_queued,
+        queue_timeout_s=settings.queue_timeout_s,
+        on_admitted=metrics.queue_seconds.observe,
+    )
+    pipeline = Pipeline(
+        fleet,
+        texts=Texts(tokenizers, detokenizers),
+        admit=admission.admit,
+        pace=pace_of(settings),
+        rng=rng,
+        on_loss=lambda service, reason: metrics.resumes.labels(service, reason).inc(),
+    )
+    return Core(
+        metrics=metrics,
+        fleet=fleet,
+        tokenizers=tokenizers,
+        detokenizers=detokenizers,
+        admission=admission,
+        pipeline=pipeline,
+        gauges=Gauges(metrics, fleet, admission, tokenizers, detokenizers),
+    )
+
+
+def pace_of(settings: RouterSettings) -> Pace:
+    """Return the times and defaults of the pipeline."""
+    return Pace(
+        request_timeout_s=settings.request_timeout_s,
+        ready_wait_s=settings.ready_wait_s,
+        text_wait_s=settings.ready_wait_s,
+        resume_wait_s=settings.resume_wait_s,
+        stream_interval_s=settings.stream_interval_ms / 1000,
+        default_max_tokens=settings.default_max_tokens,
+    )
+
+
+async def serve(
+    settings: RouterSettings,
+    stop: asyncio.Event,
+    *,
+    on_listening: Callable[[Ports], None] = lambda _: None,
+    limits: LinkLimits | None = None,
+) -> None:
+    """Run the router until `stop` is set and running requests have ended.
+
+    Args:
+        settings: The flags.
+        stop: Set it to drain and leave.
+        on_listening: Told the bound ports.
+        limits: Bounds and intervals of links.
+
+    Raises:
+        OSError: A port can't be had.
+    """
+    core = build(settings, limits=limits)
+    async with _edges(settings, core, stop) as edges, asyncio.TaskGroup() as tasks:
+        links = tasks.create_task(core.run())
+        health = tasks.create_task(_tell_health(core, edges.public))
+        on_listening(edges.ports)
+        await stop.wait()
+        health.cancel()
+        await _drain(settings, core, edges)
+        links.cancel()
+
+
+class Listener(Protocol):
+    """The HTTP edge on its port."""
+
+    async def start(self) -> int:
+        """Listen; return the port."""
+        ...
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Let running requests end, cancel the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edges:
+    public: Server
+    admin: Server
+    http: Listener | None
+    ports: Ports
+
+
+@asynccontextmanager
+async def _edges(
+    settings: RouterSettings, core: Core, stop: asyncio.Event
+) -> AsyncGenerator[_Edges]:
+    """Listen everywhere; on leaving close what is still open."""
+    public = Server(
+        f"{settings.host}:{settings.port}",
+        [(grpc_edge.SERVICE_NAME, lambda server: _add_public(settings, core, server))],
+    )
+    admin = Server(
+        f"{settings.host}:{settings.fleet_port}",
+        [(fleet_edge.SERVICE_NAME, lambda server: _add_admin(core, server))],
+    )
+    page = serve_metrics(settings.metrics_port, core.metrics.registry, host=settings.host)
+    http = _http(settings, core, stop)
+    try:
+        ports = Ports(
+            grpc=await public.start(),
+            http=await http.start() if http else 0,
+            fleet=await admin.start(),
+            metrics=page.port if page else 0,
+        )
+        yield _Edges(public=public, admin=admin, http=http, ports=ports)
+    finally:
+        if http:
+            await http.stop(grace_s=0)
+        await public.stop()
+        await admin.stop()
+        if page:
+            page.close()
+
+
+def _add_public(settings: RouterSettings, core: Core, server: grpc.aio.Server) -> None:
+    service = grpc_edge.RouterService(
+        Metered(core.pipeline, core.metrics, edge="grpc"),
+        api_key=ApiKey(settings.api_key),
+        request_timeout_s=settings.request_timeout_s,
+    )
+    add_RouterServiceServicer_to_server(service, server)
+
+
+def _add_admin(core: Core, server: grpc.aio.Server) -> None:
+    service = fleet_edge.FleetService(core.fleet, core.pipeline)
+    add_FleetServiceServicer_to_server(service, server)
+
+
+def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener | None:
+    if not settings.http:
+        return None
+    # Only here: the `http` extra may not be installed.
+    from router.edge.http import HttpLimits, build_http
+    from router.edge.listener import HttpListener
+
+    app = build_http(
+        Metered(core.pipeline, core.metrics, edge="http"),
+        ready=lambda: not stop.is_set() and core.ready(),
+        registry=core.metrics.registry,
+        limits=HttpLimits(api_key=settings.api_key, cors_origins=tuple(settings.cors_origins)),
+    )
+    return HttpListener(app, settings.host, settings.http_port)
+
+
+async def _tell_health(core: Core, public: Server) -> None:
+    """Say on the health service whether requests can be served, and refresh the gauges."""
+    was: bool | None = None
+    while True:
+        ready = core.ready()
+        if ready is not was:
+            logger.info("ready" if ready else "not ready")
+            await public.health.set("", True)
+            await public.health.set(grpc_edge.SERVICE_NAME, ready)
+            was = ready
+        core.gauges.refresh()
+        await asyncio.sleep(TICK_S)
+
+
+async def _drain(settings: RouterSettings, core: Core, edges: _Edges) -> None:
+    """Say that no new work is wanted, settle, then let running requests end."""
+    logger.info("draining", extra={"running": core.admission.running})
+    await edges.public.drain(settings.settle_s)
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(edges.public.stop(settings.drain_grace_s))
+        if edges.http:
+            tasks.create_task(edges.http.stop(grace_s=settings.drain_grace_s))
+    logger.info("drained", extra={"seconds": round(time.monotonic() - began, 3)})

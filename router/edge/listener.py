@@ -1,0 +1,55 @@
+"""An ASGI application on a port, inside this event loop. Knows uvicorn; no application."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process, which has other servers too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpListener:
+    """Serves an application.
+
+    Args:
+        app: The application.
+        host: Address to listen on.
+        port: 0 takes a free one.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", server_header=False
+        )
+        self._server = _Uvicorn(self._config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen; return the port.
+
+        Raises:
+            OSError: The address can't be had.
+        """
+        listening = socket.create_server(self._address, backlog=self._config.backlog)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+        return int(listening.getsockname()[1])
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Take no new requests, let running ones end within `grace_s`, cancel the rest."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        self._config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        await asyncio.wait([task])

@@ -1,0 +1,106 @@
+"""The flags of the router. Knows names, defaults and bounds; reads nothing itself."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_settings import NoDecode
+
+from radixmesh.settings import ServiceSettings, SettingsConfigDict
+from router.policy.policies import POLICIES
+
+MIB = 1 << 20
+
+
+def _split(given: object) -> object:
+    """Return the parts of comma-separated text; a list stays as it is, its parts are split."""
+    if isinstance(given, str):
+        return [part.strip() for part in given.split(",") if part.strip()]
+    if isinstance(given, list):
+        return [part for whole in given for part in str(whole).split(",") if part]
+    return given
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+
+
+class RouterSettings(ServiceSettings):
+    """The mesh's front door: routes requests to worker groups, and keeps their streams alive.
+
+    Lists are comma-separated on the command line and lists in the file.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="RADIXMESH_ROUTER_")
+
+    groups: Names = Field(default_factory=list)
+    """Worker groups: HOST:PORT or NAME=HOST:PORT, comma-separated."""
+    tokenizers: Names = Field(default_factory=list)
+    """Tokenizers: HOST:PORT, comma-separated."""
+    detokenizers: Names = Field(default_factory=list)
+    """Detokenizers: HOST:PORT, comma-separated."""
+    policy: str = "price"
+    """How a replica is chosen: price, round_robin or random."""
+    index_bytes: int = Field(512 * MIB, ge=MIB)
+    """Memory for the picture of all prefix caches; the least valuable part goes first."""
+
+    host: str = "127.0.0.1"
+    """Address that everything listens on."""
+    port: int = Field(30001, ge=0, le=65535)
+    """Port of the public gRPC API; 0 takes a free one."""
+    http: bool = True
+    """Serve OpenAI's HTTP API; needs the `http` extra."""
+    http_port: int = Field(30000, ge=0, le=65535)
+    """Port of the HTTP API; 0 takes a free one."""
+    fleet_port: int = Field(30003, ge=0, le=65535)
+    """Port of FleetService, for administrators; 0 takes a free one."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port of the metrics page; 0 means none (the HTTP port has one too)."""
+    cors_origins: Names = Field(default_factory=lambda: ["*"])
+    """Origins of web pages that may call the HTTP API, comma-separated."""
+
+    api_key: str = ""
+    """Key that clients must bring as a Bearer token; empty means none."""
+    max_concurrent: int = Field(0, ge=0)
+    """Requests at once; 0 means no limit."""
+    max_queued: int = Field(1024, ge=0)
+    """Requests that may wait for one of --max-concurrent; more are refused with QUEUE_FULL."""
+    queue_timeout_s: float = Field(30.0, gt=0)
+    """A request that waited so long is refused with QUEUE_FULL."""
+
+    default_max_tokens: int = Field(512, ge=1)
+    """Output limit of requests that give none."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """The longest time of a request; clients may ask for less."""
+    ready_wait_s: float = Field(5.0, ge=0)
+    """A new request waits so long for a replica to be ready."""
+    resume_wait_s: float = Field(30.0, ge=0)
+    """A stream that lost its worker or detokenizer waits so long for another."""
+    stream_interval_ms: float = Field(30.0, ge=0)
+    """Deltas after a stream's first are merged for so long; 0 sends every step."""
+
+    settle_s: float = Field(0.5, ge=0)
+    """On SIGTERM new requests are still served for so long, until callers saw NOT_SERVING."""
+    drain_grace_s: float = Field(30.0, ge=0)
+    """After that running requests may take so long to finish."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
+    log_json: bool = False
+    """Log one JSON object a line."""
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in POLICIES:
+            raise ValueError(f"must be one of {', '.join(sorted(POLICIES))}")
+        return name
+
+    @field_validator("groups", "tokenizers", "detokenizers")
+    @classmethod
+    def _addresses(cls, addresses: list[str]) -> list[str]:
+        places = [address.rpartition("=")[2] for address in addresses]
+        for place in places:
+            host, _, port = place.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ValueError(f"{place!r} is not HOST:PORT")
+        if len(set(places)) < len(places):
+            raise ValueError("an address is named twice")
+        return addresses
