@@ -2,6 +2,7 @@
 
 Layout:
   link          the router's end of links, and the front door: import links from here
+  dial          one dial of a link, and the back-off between them
   serve         the body of a servicer's `Attach`
   session       the service's end of one link
   pump          one connected stream: write, read, ping, notice silence

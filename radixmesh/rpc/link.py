@@ -10,10 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
-
-import grpc.aio
-import tenacity
+from typing import Generic, Protocol, TypeVar
 
 from radixmesh.errors import (
     DeadlineExceeded,
@@ -23,18 +20,10 @@ from radixmesh.errors import (
     MeshError,
     NotSupported,
 )
-from radixmesh.rpc.channel import open_channel
-from radixmesh.rpc.frames import (
-    DEFAULT_LIMITS,
-    Frame,
-    Identity,
-    LinkLimits,
-    Peer,
-    hello,
-    introduced,
-)
+from radixmesh.rpc.dial import Attach, Backoff, Dialled, dial
+from radixmesh.rpc.frames import DEFAULT_LIMITS, Frame, Identity, LinkLimits, Peer, hello
 from radixmesh.rpc.lanes import Lane
-from radixmesh.rpc.pump import Pump, lost
+from radixmesh.rpc.pump import Pump
 from radixmesh.rpc.serve import serve_link
 from radixmesh.rpc.session import Handler, Session
 from radixmesh.rpc.status import conceal, from_failure
@@ -93,13 +82,17 @@ class Link(Generic[Down, Up, S]):
         identity: This process.
         limits: Bounds and intervals.
         rng: Jitter of the back-off.
+
+    Attributes:
+        peer: Who answered last, or None before the first hello.
+        entries: The open entries' sinks, by number; a live view.
     """
 
     def __init__(  # noqa: PLR0913 - what it takes is what a link is
         self,
         address: str,
         *,
-        attach: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamMultiCallable[Down, Up]],
+        attach: Attach[Down, Up],
         down: type[Down],
         listener: Listener[Up],
         identity: Identity,
@@ -116,6 +109,7 @@ class Link(Generic[Down, Up, S]):
         self._backoff = Backoff(limits, rng or random.Random())
         self._pump: Pump[Down, Up] | None = None
         self._entries: dict[int, S] = {}
+        self.entries: Mapping[int, S] = MappingProxyType(self._entries)
         self._deadlines: dict[int, asyncio.TimerHandle] = {}
         self._last_entry = 0
         self._up_at: float | None = None
@@ -128,11 +122,6 @@ class Link(Generic[Down, Up, S]):
     def connected(self) -> bool:
         """Whether hellos were exchanged and the link is not known to be lost."""
         return self._pump is not None and not self._pump.ended
-
-    @property
-    def entries(self) -> Mapping[int, S]:
-        """The open entries' sinks."""
-        return MappingProxyType(self._entries)
 
     @property
     def pending_bytes(self) -> int:
@@ -233,36 +222,17 @@ class Link(Generic[Down, Up, S]):
         )
 
     async def _serve_once(self) -> MeshError:
-        channel = open_channel(self.address)
+        greeting = hello(self._down, self._identity, self._limits)
+        timeout_s = self._limits.connect_timeout_s
         try:
-            call = self._attach(channel)()
-            try:
-                return await self._talk(call)
-            finally:
-                call.cancel()
-        finally:
-            await channel.close()
-
-    async def _talk(self, call: grpc.aio.StreamStreamCall[Down, Up]) -> MeshError:
-        try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
-                await call.write(hello(self._down, self._identity, self._limits))
-                first: Any = await call.read()
-            if first is grpc.aio.EOF:
-                return LinkLost("the peer closed the link before its hello")
-            peer = introduced(first)
-        except TimeoutError:
-            return LinkLost(f"no hello within {self._limits.connect_timeout_s} s")
+            async with dial(self.address, self._attach, greeting, timeout_s=timeout_s) as dialled:
+                return await self._serve(dialled)
         except MeshError as error:
             return error
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            return lost(error)
-        return await self._serve(peer, first, call)
 
-    async def _serve(
-        self, peer: Peer, first: Up, call: grpc.aio.StreamStreamCall[Down, Up]
-    ) -> MeshError:
+    async def _serve(self, dialled: Dialled[Down, Up]) -> MeshError:
         pump: Pump[Down, Up] = Pump(self._down, self._limits, self._receive)
+        peer = dialled.peer
         is_new = self.peer is None or self.peer.instance_id != peer.instance_id
         self.peer, self._pump = peer, pump
         self._up_at = asyncio.get_running_loop().time()
@@ -273,8 +243,8 @@ class Link(Generic[Down, Up, S]):
         error: MeshError = LinkLost("the link was closed")
         try:
             self._call_out(lambda: self._listener.on_up(peer, is_new=is_new))
-            pump.deliver(first)
-            error = await pump.run(call.read, call.write)
+            pump.deliver(dialled.first)
+            error = await pump.run(dialled.call.read, dialled.call.write)
             return error
         finally:
             pump.end(error)
@@ -325,24 +295,3 @@ class Link(Generic[Down, Up, S]):
         if self._pump is None or self._pump.ended:
             raise LinkLost(f"the link to {self.address} is down")
         return self._pump
-
-
-class Backoff:
-    """Waits between dials: a random part of a window that doubles up to a limit."""
-
-    def __init__(self, limits: LinkLimits, rng: random.Random) -> None:
-        self._window = tenacity.wait_exponential(
-            multiplier=limits.backoff_initial_s, max=limits.backoff_max_s
-        )
-        self._rng = rng
-        self._state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
-
-    def next_s(self) -> float:
-        """Return the next wait in seconds."""
-        window = self._window(self._state)
-        self._state.attempt_number += 1
-        return self._rng.uniform(0, window)
-
-    def reset(self) -> None:
-        """Start over: the last connection was good."""
-        self._state.attempt_number = 1

@@ -125,6 +125,9 @@ class _Served(Generic[Down, Up]):
         logger.info("link up", extra=log)
         error: MeshError = LinkLost("the link was closed")
         try:
+            # By itself, because a link may end in the middle of its first write, and a
+            # status can't follow initial metadata that is still on its way.
+            await context.send_initial_metadata(())
             self._pump.deliver(first)
             error = await self._pump.run(read, context.write)
         finally:

@@ -15,7 +15,13 @@ from radixmesh.errors import (
     QueueFull,
 )
 from radixmesh.rpc.link import Lane
-from radixmesh.tokenizer.v1.tokenizer_service_pb2 import AttachRequest, TokenizeEntry
+from radixmesh.rpc.status import to_failure
+from radixmesh.tokenizer.v1.tokenizer_service_pb2 import (
+    AttachRequest,
+    AttachResponse,
+    TokenizeEntry,
+    TokenizeResult,
+)
 from tests.fakes.echo_link import (
     FAST,
     Answer,
@@ -130,7 +136,7 @@ async def test_a_cancel_before_anything_was_sent_tells_the_peer_nothing(pair: Pa
     pair.link.cancel(1)
     await ask(pair.link, "next").get()
     assert pair.handler.opened == [2]
-    assert not pair.handler.cancelled
+    assert not pair.handler.cancels_heard
 
 
 async def test_a_cancel_never_overtakes_a_submit_that_is_half_sent(pair: Pair) -> None:
@@ -201,15 +207,58 @@ async def test_an_answer_in_time_disarms_the_deadline(pair: Pair) -> None:
 
 
 async def test_a_duplicate_entry_leaves_the_first_one_alone(pair: Pair) -> None:
-    number = pair.link.open(Answer())
-    for _ in range(2):
-        pair.link.send(AttachRequest(tokenize=[entry(number, "hold")]), Lane.WORK)
+    answer = Answer()
+    number = pair.link.open(answer)
+    for text in ("hold", "fail QUEUE_FULL"):
+        pair.link.send(AttachRequest(tokenize=[entry(number, text)]), Lane.WORK)
     await ask(pair.link, "after").get()
-    assert pair.handler.opened == [number, number, number + 1]
+    assert pair.handler.duplicates == [number]
+    assert not answer.done()
     assert pair.handler.session.entry_count == 1
     pair.link.cancel(number)
     await until(lambda: bool(pair.handler.cancelled))
     assert pair.handler.session.entry_count == 0
+
+
+async def test_an_entry_and_its_cancel_in_one_frame_leave_nothing_open(pair: Pair) -> None:
+    number = pair.link.open(Answer())
+    frame = AttachRequest(tokenize=[entry(number, "hold")])
+    frame.link.cancels.append(number)
+    pair.link.send(frame, Lane.WORK)
+    await ask(pair.link, "after").get()
+    assert pair.handler.opened == [number, number + 1]
+    assert list(pair.handler.cancelled) == [number]
+    assert pair.handler.session.entry_count == 0
+
+
+async def test_last_items_and_a_failure_in_one_frame_arrive_in_that_order(pair: Pair) -> None:
+    answer = ask(pair.link, "hold")
+    await until(lambda: bool(pair.handler.opened))
+    frame = AttachResponse(results=[TokenizeResult(entry_id=1, token_ids=b"last")])
+    frame.link.failures.append(to_failure(1, QueueFull("too late")))
+    pair.handler.session.send(frame, Lane.CONTROL)
+    assert await answer.get() == b"last"
+    assert answer.failures == 0
+
+
+async def test_entries_that_ended_leave_no_timer_behind(pair: Pair) -> None:
+    before = live_timers()
+    answers = [ask(pair.link, f"text {n}", timeout_s=600) for n in range(300)]
+    await asyncio.gather(*(answer.get() for answer in answers))
+    held = [ask(pair.link, "hold", timeout_s=600) for _ in range(300)]
+    await until(lambda: pair.handler.session.entry_count == 300)
+    assert live_timers() >= before + 600
+    for number in list(pair.link.entries):
+        pair.link.cancel(number)
+    await until(lambda: pair.handler.session.entry_count == 0)
+    # Give or take the pings of both ends.
+    assert live_timers() <= before + 2
+    assert not any(answer.done() for answer in held)
+
+
+def live_timers() -> int:
+    scheduled: list[asyncio.TimerHandle] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    return sum(not timer.cancelled() for timer in scheduled)
 
 
 @pytest.mark.parametrize("size", [65_000, 65_536, 70_000, 1_000_000])

@@ -59,6 +59,8 @@ class EchoHandler:
     session: Session[AttachResponse]
     cancelled: dict[int, MeshError] = field(default_factory=dict)
     opened: list[int] = field(default_factory=list)
+    duplicates: list[int] = field(default_factory=list)
+    cancels_heard: list[int] = field(default_factory=list)
     closed_by: MeshError | None = None
     feed_drops: int = 0
     frames: int = 0
@@ -70,6 +72,7 @@ class EchoHandler:
 
     def on_frame(self, frame: AttachRequest) -> None:
         self.frames += 1
+        self.cancels_heard += frame.link.cancels
         for entry in frame.tokenize:
             self._begin(entry)
 
@@ -84,6 +87,8 @@ class EchoHandler:
 
         if self.session.open(number, on_cancel, remaining_ms=entry.remaining_ms):
             self._answer(number, entry.prompt.text)
+        else:
+            self.duplicates.append(number)
 
     def _answer(self, number: int, text: str) -> None:
         word, _, rest = text.partition(" ")

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixmesh.rpc.link import Backoff, LinkLimits
+from radixmesh.rpc.dial import Backoff
+from radixmesh.rpc.link import LinkLimits
 
 LIMITS = LinkLimits(backoff_initial_s=0.1, backoff_max_s=5.0)
 
