@@ -21,9 +21,11 @@ from radixmesh.router.v1.router_service_pb2_grpc import add_RouterServiceService
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
-from router.edge import fleet as fleet_edge
-from router.edge import grpc as grpc_edge
 from router.edge.admission import Admission, ApiKey
+from router.edge.fleet import SERVICE_NAME as FLEET_SERVICE
+from router.edge.fleet import FleetService
+from router.edge.grpc import SERVICE_NAME as ROUTER_SERVICE
+from router.edge.grpc import RouterService
 from router.edge.metered import Metered, MeteredFleet
 from router.fleet.registry import GroupAddress
 from router.fleet.worker_link import WorkerLink
@@ -209,11 +211,11 @@ async def _edges(
     """Listen everywhere; on leaving close what is still open."""
     public = Server(
         f"{settings.host}:{settings.port}",
-        [(grpc_edge.SERVICE_NAME, lambda server: _add_public(settings, core, server))],
+        [(ROUTER_SERVICE, lambda server: _add_public(settings, core, server))],
     )
     admin = Server(
         f"{settings.host}:{settings.fleet_port}",
-        [(fleet_edge.SERVICE_NAME, lambda server: _add_admin(core, server))],
+        [(FLEET_SERVICE, lambda server: _add_admin(core, server))],
     )
     page = serve_metrics(settings.metrics_port, core.metrics.registry, host=settings.host)
     http = _http(settings, core, stop)
@@ -235,7 +237,7 @@ async def _edges(
 
 
 def _add_public(settings: RouterSettings, core: Core, server: grpc.aio.Server) -> None:
-    service = grpc_edge.RouterService(
+    service = RouterService(
         Metered(core.pipeline, core.metrics, edge="grpc"),
         api_key=ApiKey(settings.api_key),
         request_timeout_s=settings.request_timeout_s,
@@ -244,7 +246,7 @@ def _add_public(settings: RouterSettings, core: Core, server: grpc.aio.Server) -
 
 
 def _add_admin(core: Core, server: grpc.aio.Server) -> None:
-    service = fleet_edge.FleetService(core.fleet, core.pipeline)
+    service = FleetService(core.fleet, core.pipeline)
     add_FleetServiceServicer_to_server(service, server)
 
 
@@ -272,7 +274,7 @@ async def _tell_health(core: Core, public: Server) -> None:
         if ready is not was:
             logger.info("ready" if ready else "not ready")
             await public.health.set("", True)
-            await public.health.set(grpc_edge.SERVICE_NAME, ready)
+            await public.health.set(ROUTER_SERVICE, ready)
             was = ready
         core.gauges.refresh()
         await asyncio.sleep(TICK_S)
