@@ -6,7 +6,7 @@ passes to the group. It keeps no picture of the group.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from radixmesh.blocks import split_run
@@ -76,15 +76,14 @@ class Entry:
 class Ticket:
     """The right to give up one output."""
 
-    __slots__ = ("_entry", "_link")
+    __slots__ = ("_give_up",)
 
-    def __init__(self, link: "WorkerLink", entry: Entry) -> None:
-        self._link = link
-        self._entry = entry
+    def __init__(self, give_up: Callable[[], None]) -> None:
+        self._give_up = give_up
 
     def cancel(self) -> None:
         """Tell the worker to stop; nothing is told to the sink any more. Idempotent."""
-        self._link.cancel(self._entry)
+        self._give_up()
 
 
 class WorkerLink:
@@ -142,7 +141,7 @@ class WorkerLink:
             self._link.close(entry.entry_id)
             raise
         booking.entry_opened(entry.entry_id)
-        return Ticket(self, entry)
+        return Ticket(lambda: self.cancel(entry))
 
     def cancel(self, entry: Entry) -> None:
         """Give up an output; its sink is told nothing."""

@@ -11,7 +11,7 @@ from router.fleet.group import GroupAddress
 from router.fleet.registry import Fleet
 from router.fleet.replica import Reported
 from router.fleet.wire import GroupInfo
-from router.fleet.worker_link import Entry, GroupEvents, Ticket, WorkerLink
+from router.fleet.worker_link import Entry, GroupEvents, Ticket
 from router.fleet.workload import Report
 from router.policy.choice import Policy
 from router.policy.price import Price
@@ -54,16 +54,22 @@ class FakeGroupLink:
         self.events = events
         self.resnapshots: list[int] = []
         self.entries: dict[int, Entry] = {}
+        self.last_entry = 0
 
     async def run(self) -> None:
         raise NotImplementedError
 
     def submit(self, booking: Booking, spec: SubmitSpec, sink: WorkerSink) -> Ticket:
         entry = Entry(sink, booking)
-        entry.entry_id = len(self.entries) + 1
+        self.last_entry += 1
+        entry.entry_id = self.last_entry
         self.entries[entry.entry_id] = entry
         booking.entry_opened(entry.entry_id)
-        return Ticket(WorkerLink.__new__(WorkerLink), entry)
+        return Ticket(lambda: self.cancel(entry))
+
+    def cancel(self, entry: Entry) -> None:
+        if self.entries.pop(entry.entry_id, None) is entry:
+            entry.booking.entry_closed()
 
     def fail_replica(self, dp_rank: int, keep: int | None, error: MeshError) -> None:
         for entry in list(self.entries.values()):
