@@ -1,5 +1,7 @@
 """The flags of both services. Knows names, defaults and bounds; reads nothing itself."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from radixmesh.settings import ServiceSettings, SettingsConfigDict
@@ -43,8 +45,8 @@ class TokenizerSettings(ServiceSettings):
     drain_s: float = Field(default=2.0, ge=0)
     """Seconds to finish waiting prompts in when told to stop."""
 
-    log_level: str = "INFO"
-    """DEBUG, INFO, WARNING or ERROR."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
 
     log_json: bool = False
     """Log one JSON object a line."""
@@ -73,8 +75,8 @@ class DetokenizerSettings(ServiceSettings):
     max_outputs: int = Field(default=65536, ge=1)
     """Outputs that may be open on one link; more are refused."""
 
-    log_level: str = "INFO"
-    """DEBUG, INFO, WARNING or ERROR."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
 
     log_json: bool = False
     """Log one JSON object a line."""

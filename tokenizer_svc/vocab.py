@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jinja2 import TemplateError
-from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import InvalidRequest, TemplateFailed
