@@ -122,4 +122,4 @@ def logits(default: Default, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rms(error: torch.Tensor) -> float:
-    return error.float().pow(2).mean().sqrt().item()
+    return float(error.float().pow(2).mean().sqrt())
