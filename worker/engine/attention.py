@@ -5,8 +5,10 @@ requests and no scheduler. Every read goes through a block table, every write
 through a slot, so pages may lie anywhere in the pool.
 """
 
+import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -50,8 +52,7 @@ class KvPool:
         device: torch.device,
     ) -> None:
         def pages(heads: int, dim: int) -> Tensor:
-            # Zeros, not empty: what a mask hides is still multiplied by 0, and 0 * NaN is NaN.
-            return torch.zeros(blocks, block_tokens, heads, dim, dtype=dtype, device=device)
+            return _zeros((blocks, block_tokens, heads, dim), dtype, device)
 
         self.keys = [pages(shape.heads, shape.key_dim) for shape in shapes]
         self.values = [pages(shape.heads, shape.value_dim) for shape in shapes]
@@ -69,6 +70,15 @@ class KvPool:
         keys = self.keys[layer].index_select(0, flat).unflatten(0, (rows, -1))
         values = self.values[layer].index_select(0, flat).unflatten(0, (rows, -1))
         return keys.flatten(1, 2).transpose(1, 2), values.flatten(1, 2).transpose(1, 2)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # Zeros, not empty: what a mask hides is still multiplied by 0, and 0 * NaN is NaN.
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch would write them all at the start; numpy's take memory when they are first used.
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

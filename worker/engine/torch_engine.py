@@ -87,6 +87,11 @@ class TorchEngine:
         """Fixed after construction."""
         return self._info
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, KV cache and logits."""
+        return self._model.dtype
+
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the rows, write their KV into their blocks, draw the next ids."""
         if not plan.rows:
