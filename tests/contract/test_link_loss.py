@@ -364,3 +364,15 @@ async def test_a_link_waits_for_a_service_that_is_not_there_yet() -> None:
         async with serve_echo(EchoService(), address), asyncio.timeout(5):
             await listener.up.wait()
             assert await ask(link, "here").get() == b"here"
+
+
+async def test_a_process_that_stood_still_does_not_blame_its_peer() -> None:
+    async with (
+        serve_echo(EchoService()) as server,
+        dial(f"127.0.0.1:{server.port}") as (link, listener),
+    ):
+        await ask(link, "before").get()
+        time.sleep(FAST.peer_timeout_s + 0.2)  # noqa: ASYNC251 - the standstill
+        assert await ask(link, "after").get() == b"after"
+        await asyncio.sleep(2 * FAST.heartbeat_s)
+        assert not listener.downs

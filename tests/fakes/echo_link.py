@@ -173,34 +173,35 @@ async def serve_echo(
 
 
 class Answer:
-    """A sink: what an entry was answered."""
+    """A sink: what an entry was answered, or how it failed."""
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._came: asyncio.Future[bytes | MeshError] = asyncio.get_running_loop().create_future()
         self.failures = 0
 
     def on_answer(self, data: bytes) -> None:
-        self._future.set_result(data)
+        self._came.set_result(data)
 
     def on_failed(self, error: MeshError) -> None:
         self.failures += 1
-        if not self._future.done():
-            self._future.set_exception(error)
+        if not self._came.done():
+            self._came.set_result(error)
 
     def done(self) -> bool:
-        return self._future.done()
+        return self._came.done()
 
     async def get(self) -> bytes:
         """The answer; raises the entry's failure."""
-        return await self._future
+        came = await self._came
+        if isinstance(came, MeshError):
+            raise came
+        return came
 
     async def error(self) -> MeshError:
         """The failure; AssertionError when it was answered instead."""
-        try:
-            answer = await self._future
-        except MeshError as error:
-            return error
-        raise AssertionError(f"answered {answer[:50]!r}")
+        came = await self._came
+        assert isinstance(came, MeshError), f"answered {came[:50]!r}"
+        return came
 
 
 class EchoListener:
