@@ -5,6 +5,7 @@ configuration and enums only, never from a request. Each service constructs its
 class with a registry of its own, so tests see only what they did.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -25,167 +26,118 @@ REQUEST_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKENS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
+class _Maker:
+    """Declares the metrics of one service."""
+
+    def __init__(self, registry: CollectorRegistry, service: str) -> None:
+        self._registry = registry
+        self._prefix = f"radixmesh_{service}_"
+
+    def counter(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(self._prefix + name, says, labels, registry=self._registry)
+
+    def gauge(self, name: str, says: str, *labels: str) -> Gauge:
+        return Gauge(self._prefix + name, says, labels, registry=self._registry)
+
+    def histogram(self, name: str, says: str, *, buckets: Sequence[float]) -> Histogram:
+        return Histogram(self._prefix + name, says, buckets=buckets, registry=self._registry)
+
+
 class RouterMetrics:
     """What a router counts. `outcome` is `finished`, `cancelled` or an ErrorReason name."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.requests = Counter(
-            "radixmesh_router_requests_total",
+        make = _Maker(registry, "router")
+        self.requests = make.counter(
+            "requests_total",
             "Requests that ended, by edge (grpc, http) and outcome.",
-            ["edge", "outcome"],
-            registry=registry,
+            "edge",
+            "outcome",
         )
-        self.in_flight = Gauge(
-            "radixmesh_router_requests_in_flight_count",
-            "Requests admitted and not ended.",
-            registry=registry,
+        self.in_flight = make.gauge("requests_in_flight_count", "Requests admitted and not ended.")
+        self.queued = make.gauge("requests_queued_count", "Requests that wait for admission.")
+        self.request_seconds = make.histogram(
+            "request_seconds", "From arrival to end.", buckets=REQUEST_S
         )
-        self.queued = Gauge(
-            "radixmesh_router_requests_queued_count",
-            "Requests that wait for admission.",
-            registry=registry,
-        )
-        self.request_seconds = Histogram(
-            "radixmesh_router_request_seconds",
-            "From arrival to end.",
-            buckets=REQUEST_S,
-            registry=registry,
-        )
-        self.first_token_seconds = Histogram(
-            "radixmesh_router_first_token_seconds",
+        self.first_token_seconds = make.histogram(
+            "first_token_seconds",
             "From arrival to the first token's delivery.",
             buckets=FIRST_TOKEN_S,
-            registry=registry,
         )
-        self.inter_token_seconds = Histogram(
-            "radixmesh_router_inter_token_seconds",
+        self.inter_token_seconds = make.histogram(
+            "inter_token_seconds",
             "Between two deliveries of one output, divided by the tokens of the later one.",
             buckets=SHORT_S,
-            registry=registry,
         )
-        self.queue_seconds = Histogram(
-            "radixmesh_router_queue_seconds",
-            "From arrival to admission.",
-            buckets=SHORT_S,
-            registry=registry,
+        self.queue_seconds = make.histogram(
+            "queue_seconds", "From arrival to admission.", buckets=SHORT_S
         )
-        self._declare_tokens(registry)
-        self._declare_fleet(registry)
-        self._declare_links(registry)
+        self._declare_tokens(make)
+        self._declare_fleet(make)
+        self._declare_links(make)
 
-    def _declare_tokens(self, registry: CollectorRegistry) -> None:
-        self.prompt_tokens = Counter(
-            "radixmesh_router_prompt_tokens_total",
-            "Prompt ids of admitted requests.",
-            registry=registry,
+    def _declare_tokens(self, make: _Maker) -> None:
+        self.prompt_tokens = make.counter("prompt_tokens_total", "Prompt ids of admitted requests.")
+        self.cached_tokens = make.counter("cached_tokens_total", "Prompt ids whose KV was reused.")
+        self.completion_tokens = make.counter("completion_tokens_total", "Output ids delivered.")
+        self.prompt_size_tokens = make.histogram(
+            "prompt_size_tokens", "Prompt ids per request.", buckets=TOKENS
         )
-        self.cached_tokens = Counter(
-            "radixmesh_router_cached_tokens_total",
-            "Prompt ids whose KV was reused.",
-            registry=registry,
+        self.predicted_tokens = make.counter(
+            "predicted_tokens_total", "Prompt ids that the meta-tree expected to be reused."
         )
-        self.completion_tokens = Counter(
-            "radixmesh_router_completion_tokens_total",
-            "Output ids delivered.",
-            registry=registry,
-        )
-        self.prompt_size_tokens = Histogram(
-            "radixmesh_router_prompt_size_tokens",
-            "Prompt ids per request.",
-            buckets=TOKENS,
-            registry=registry,
-        )
-        self.predicted_tokens = Counter(
-            "radixmesh_router_predicted_tokens_total",
-            "Prompt ids that the meta-tree expected to be reused.",
-            registry=registry,
-        )
-        self.resumes = Counter(
-            "radixmesh_router_resumes_total",
-            "Outputs continued elsewhere, by the service that was lost (worker, detokenizer) "
-            "and the reason.",
-            ["service", "reason"],
-            registry=registry,
+        self.resumes = make.counter(
+            "resumes_total",
+            "Outputs continued elsewhere, by lost service (worker, detokenizer) and reason.",
+            "service",
+            "reason",
         )
 
-    def _declare_fleet(self, registry: CollectorRegistry) -> None:
-        self.replicas = Gauge(
-            "radixmesh_router_replicas_count",
-            "Replicas by phase (starting, ready, draining, down) and view (synced, degraded, "
-            "blind).",
-            ["phase", "view"],
-            registry=registry,
+    def _declare_fleet(self, make: _Maker) -> None:
+        self.replicas = make.gauge(
+            "replicas_count",
+            "Replicas by phase (starting to down) and view (synced, degraded, blind).",
+            "phase",
+            "view",
         )
-        self.choices = Counter(
-            "radixmesh_router_choices_total",
-            "Placements by policy.",
-            ["policy"],
-            registry=registry,
-        )
-        self.choice_seconds = Histogram(
-            "radixmesh_router_choice_seconds",
+        self.choices = make.counter("choices_total", "Placements by policy.", "policy")
+        self.choice_seconds = make.histogram(
+            "choice_seconds",
             "Time to look up and price one request.",
             buckets=(0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005),
-            registry=registry,
         )
-        self.tree_blocks = Gauge(
-            "radixmesh_router_tree_blocks_count",
-            "Blocks in the meta-tree.",
-            registry=registry,
+        self.tree_blocks = make.gauge("tree_blocks_count", "Blocks in the meta-tree.")
+        self.tree_evicted_blocks = make.counter(
+            "tree_evicted_blocks_total", "Blocks that the tree's own budget dropped."
         )
-        self.tree_evicted_blocks = Counter(
-            "radixmesh_router_tree_evicted_blocks_total",
-            "Blocks that the tree's own budget dropped.",
-            registry=registry,
+        self.feed_events = make.counter(
+            "feed_events_total", "Cache events applied, by kind (stored, removed, cleared).", "kind"
         )
-        self.feed_events = Counter(
-            "radixmesh_router_feed_events_total",
-            "Cache events applied, by kind (stored, removed, cleared).",
-            ["kind"],
-            registry=registry,
+        self.feed_gaps = make.counter(
+            "feed_gaps_total", "Gaps in the numbers of a replica's cache events."
         )
-        self.feed_gaps = Counter(
-            "radixmesh_router_feed_gaps_total",
-            "Gaps in the numbers of a replica's cache events.",
-            registry=registry,
+        self.digest_mismatches = make.counter(
+            "digest_mismatches_total", "Digests that a replica's view did not match."
         )
-        self.digest_mismatches = Counter(
-            "radixmesh_router_digest_mismatches_total",
-            "Digests that a replica's view did not match.",
-            registry=registry,
-        )
-        self.resyncs = Counter(
-            "radixmesh_router_resyncs_total",
-            "Snapshots asked for, by cause (gap, digest, attach).",
-            ["cause"],
-            registry=registry,
+        self.resyncs = make.counter(
+            "resyncs_total", "Snapshots asked for, by cause (gap, digest, attach).", "cause"
         )
 
-    def _declare_links(self, registry: CollectorRegistry) -> None:
-        self.links_up = Gauge(
-            "radixmesh_router_links_up_count",
+    def _declare_links(self, make: _Maker) -> None:
+        self.links_up = make.gauge(
+            "links_up_count",
             "Links that are up, by service (worker, tokenizer, detokenizer).",
-            ["service"],
-            registry=registry,
+            "service",
         )
-        self.links_lost = Counter(
-            "radixmesh_router_links_lost_total",
-            "Links that were lost, by service.",
-            ["service"],
-            registry=registry,
+        self.links_lost = make.counter(
+            "links_lost_total", "Links that were lost, by service.", "service"
         )
-        self.link_entries = Gauge(
-            "radixmesh_router_link_entries_count",
-            "Entries open on links, by service.",
-            ["service"],
-            registry=registry,
+        self.link_entries = make.gauge(
+            "link_entries_count", "Entries open on links, by service.", "service"
         )
-        self.link_pending_bytes = Gauge(
-            "radixmesh_router_link_pending_bytes",
-            "Unsent bytes of links, by service.",
-            ["service"],
-            registry=registry,
+        self.link_pending_bytes = make.gauge(
+            "link_pending_bytes", "Unsent bytes of links, by service.", "service"
         )
 
 
@@ -194,128 +146,60 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.requests = Counter(
-            "radixmesh_worker_requests_total",
+        make = _Maker(registry, "worker")
+        self.requests = make.counter(
+            "requests_total",
             "Requests that ended, by replica and outcome (finished, cancelled, an ErrorReason).",
-            ["dp_rank", "outcome"],
-            registry=registry,
+            "dp_rank",
+            "outcome",
         )
-        self.running = Gauge(
-            "radixmesh_worker_running_count",
-            "Requests in the batch.",
-            ["dp_rank"],
-            registry=registry,
+        self.running = make.gauge("running_count", "Requests in the batch.", "dp_rank")
+        self.waiting = make.gauge("waiting_count", "Requests queued.", "dp_rank")
+        self.uncached_tokens = make.gauge(
+            "uncached_tokens_count", "Prompt ids queued whose KV must be computed.", "dp_rank"
         )
-        self.waiting = Gauge(
-            "radixmesh_worker_waiting_count",
-            "Requests queued.",
-            ["dp_rank"],
-            registry=registry,
+        self.prompt_tokens = make.counter(
+            "prompt_tokens_total", "Prompt ids of started requests.", "dp_rank"
         )
-        self.uncached_tokens = Gauge(
-            "radixmesh_worker_uncached_tokens_count",
-            "Prompt ids queued whose KV must be computed.",
-            ["dp_rank"],
-            registry=registry,
+        self.cached_tokens = make.counter(
+            "cached_tokens_total", "Prompt ids whose KV was reused.", "dp_rank"
         )
-        self.prompt_tokens = Counter(
-            "radixmesh_worker_prompt_tokens_total",
-            "Prompt ids of started requests.",
-            ["dp_rank"],
-            registry=registry,
+        self.output_tokens = make.counter("output_tokens_total", "Ids generated.", "dp_rank")
+        self.wait_seconds = make.histogram(
+            "wait_seconds", "From acceptance to the start of the prefill.", buckets=FIRST_TOKEN_S
         )
-        self.cached_tokens = Counter(
-            "radixmesh_worker_cached_tokens_total",
-            "Prompt ids whose KV was reused.",
-            ["dp_rank"],
-            registry=registry,
-        )
-        self.output_tokens = Counter(
-            "radixmesh_worker_output_tokens_total",
-            "Ids generated.",
-            ["dp_rank"],
-            registry=registry,
-        )
-        self.wait_seconds = Histogram(
-            "radixmesh_worker_wait_seconds",
-            "From acceptance to the start of the prefill.",
-            buckets=FIRST_TOKEN_S,
-            registry=registry,
-        )
-        self._declare_replicas(registry)
-        self._declare_links(registry)
+        self._declare_replicas(make)
+        self._declare_links(make)
 
-    def _declare_replicas(self, registry: CollectorRegistry) -> None:
-        self.kv_blocks = Gauge(
-            "radixmesh_worker_kv_blocks_count",
-            "Blocks of the KV pool.",
-            ["dp_rank"],
-            registry=registry,
+    def _declare_replicas(self, make: _Maker) -> None:
+        self.kv_blocks = make.gauge("kv_blocks_count", "Blocks of the KV pool.", "dp_rank")
+        self.kv_free_blocks = make.gauge(
+            "kv_free_blocks_count", "Blocks that a new request could take.", "dp_rank"
         )
-        self.kv_free_blocks = Gauge(
-            "radixmesh_worker_kv_free_blocks_count",
-            "Blocks that a new request could take.",
-            ["dp_rank"],
-            registry=registry,
+        self.cached_blocks = make.gauge(
+            "cached_blocks_count", "Blocks in the prefix cache.", "dp_rank"
         )
-        self.cached_blocks = Gauge(
-            "radixmesh_worker_cached_blocks_count",
-            "Blocks in the prefix cache.",
-            ["dp_rank"],
-            registry=registry,
+        self.steps = make.counter("steps_total", "Steps that the replica reported.", "dp_rank")
+        self.step_seconds = make.gauge(
+            "decode_step_seconds", "Learned time of a decode step.", "dp_rank"
         )
-        self.steps = Counter(
-            "radixmesh_worker_steps_total",
-            "Steps that the replica reported.",
-            ["dp_rank"],
-            registry=registry,
+        self.prefill_rate = make.gauge(
+            "prefill_tokens_per_second", "Learned rate of prefill.", "dp_rank"
         )
-        self.step_seconds = Gauge(
-            "radixmesh_worker_decode_step_seconds",
-            "Learned time of a decode step.",
-            ["dp_rank"],
-            registry=registry,
-        )
-        self.prefill_rate = Gauge(
-            "radixmesh_worker_prefill_tokens_per_second",
-            "Learned rate of prefill.",
-            ["dp_rank"],
-            registry=registry,
-        )
-        self.ready = Gauge(
-            "radixmesh_worker_ready_count",
-            "1 while the replica takes work, else 0.",
-            ["dp_rank"],
-            registry=registry,
-        )
-        self.restarts = Counter(
-            "radixmesh_worker_restarts_total",
-            "Restarts of the replica's ranks.",
-            ["dp_rank"],
-            registry=registry,
+        self.ready = make.gauge("ready_count", "1 while the replica takes work, else 0.", "dp_rank")
+        self.restarts = make.counter(
+            "restarts_total", "Restarts of the replica's ranks.", "dp_rank"
         )
 
-    def _declare_links(self, registry: CollectorRegistry) -> None:
-        self.links = Gauge(
-            "radixmesh_worker_links_count", "Routers that are attached.", registry=registry
+    def _declare_links(self, make: _Maker) -> None:
+        self.links = make.gauge("links_count", "Routers that are attached.")
+        self.feed_events = make.counter(
+            "feed_events_total", "Cache events of the replica.", "dp_rank"
         )
-        self.feed_events = Counter(
-            "radixmesh_worker_feed_events_total",
-            "Cache events of the replica.",
-            ["dp_rank"],
-            registry=registry,
+        self.feed_drops = make.counter(
+            "feed_drops_total", "Feeds that were dropped for a slow router."
         )
-        self.feed_drops = Counter(
-            "radixmesh_worker_feed_drops_total",
-            "Feeds that were dropped for a slow router.",
-            registry=registry,
-        )
-        self.snapshots = Counter(
-            "radixmesh_worker_snapshots_total",
-            "Snapshots sent.",
-            ["dp_rank"],
-            registry=registry,
-        )
+        self.snapshots = make.counter("snapshots_total", "Snapshots sent.", "dp_rank")
 
 
 class TextMetrics:
@@ -323,40 +207,24 @@ class TextMetrics:
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
         self.registry = registry
-        self.entries = Counter(
-            f"radixmesh_{service}_entries_total",
+        make = _Maker(registry, service)
+        self.entries = make.counter(
+            "entries_total",
             "Entries that ended, by outcome (finished, cancelled, an ErrorReason).",
-            ["outcome"],
-            registry=registry,
+            "outcome",
         )
-        self.in_flight = Gauge(
-            f"radixmesh_{service}_entries_in_flight_count",
-            "Entries that are open.",
-            registry=registry,
+        self.in_flight = make.gauge("entries_in_flight_count", "Entries that are open.")
+        self.tokens = make.counter("tokens_total", "Ids made or read.")
+        self.bytes = make.counter("text_bytes_total", "Bytes of text read or made, as UTF-8.")
+        self.seconds = make.histogram(
+            "entry_seconds", "From an entry's arrival to its end.", buckets=SHORT_S
         )
-        self.tokens = Counter(
-            f"radixmesh_{service}_tokens_total", "Ids made or read.", registry=registry
-        )
-        self.bytes = Counter(
-            f"radixmesh_{service}_text_bytes_total",
-            "Bytes of text read or made, as UTF-8.",
-            registry=registry,
-        )
-        self.seconds = Histogram(
-            f"radixmesh_{service}_entry_seconds",
-            "From an entry's arrival to its end.",
-            buckets=SHORT_S,
-            registry=registry,
-        )
-        self.batch_entries = Histogram(
-            f"radixmesh_{service}_batch_entries_count",
+        self.batch_entries = make.histogram(
+            "batch_entries_count",
             "Entries handled together.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-            registry=registry,
         )
-        self.links = Gauge(
-            f"radixmesh_{service}_links_count", "Routers that are attached.", registry=registry
-        )
+        self.links = make.gauge("links_count", "Routers that are attached.")
 
 
 class MetricsServer:
