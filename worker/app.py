@@ -8,6 +8,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from radixmesh.models import resolve, tokenizer_fingerprint
+from radixmesh.rpc.frames import DEFAULT_LIMITS
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import WorkerMetrics, serve_metrics
@@ -35,6 +36,7 @@ async def serve(
     *,
     on_listening: Callable[[int], None] = lambda _: None,
     launch: Launch | None = None,
+    limits: LinkLimits = DEFAULT_LIMITS,
 ) -> None:
     """Run a worker group until `stop` is set and it has drained.
 
@@ -43,6 +45,7 @@ async def serve(
         stop: Set it to drain and leave.
         on_listening: Told the bound port.
         launch: Starts the ranks of a replica; None starts processes.
+        limits: Of the links to routers.
 
     Raises:
         InvalidRequest: There is no such model.
@@ -55,7 +58,7 @@ async def serve(
     launch = launch or RankLauncher(rank_config(settings, str(model_dir)))
     pace = Pace(startup_s=settings.startup_timeout_s)
     identity = Identity("worker", uuid.uuid4().hex)
-    service = WorkerService(group, identity, LinkLimits())
+    service = WorkerService(group, identity, limits)
     server = Server(
         f"{settings.host}:{settings.port}",
         [(SERVICE_NAME, lambda server: add_WorkerServiceServicer_to_server(service, server))],

@@ -54,8 +54,14 @@ class FeedFollower:
         )
 
     def take_event_message(self, message: feed_pb2.CacheEvent) -> None:
-        """Apply an event off the wire; one of an incarnation that is over is left aside."""
+        """Apply an event off the wire, unless it is over.
+
+        Of another incarnation, or older than the snapshot that came in the same frame: a
+        frame joined from several lists snapshots before events.
+        """
         if message.incarnation != self.incarnation:
+            return
+        if self.whole and self.sequence is not None and message.sequence <= self.sequence:
             return
         kind = message.WhichOneof("change")
         changes = {
@@ -67,8 +73,9 @@ class FeedFollower:
         self.take(Event(message.sequence, changes[kind]))
 
     def take_digest_message(self, message: feed_pb2.Digest) -> None:
-        """Check a digest off the wire."""
-        if message.incarnation == self.incarnation:
+        """Check a digest off the wire, unless it is over, like events."""
+        same = message.incarnation == self.incarnation
+        if same and self.sequence is not None and message.sequence >= self.sequence:
             self.take(Proof(message.sequence, message.block_count, message.xor_keys))
 
     def _take_chunk(self, chunk: Chunk) -> None:

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from radixmesh.rpc.frames import DEFAULT_LIMITS
+from radixmesh.rpc.link import LinkLimits
 from worker.app import serve
 from worker.front.supervisor import Launch
 from worker.settings import WorkerSettings
@@ -25,6 +27,7 @@ async def run_front(
     *,
     launch: Launch | None = None,
     stop: asyncio.Event | None = None,
+    limits: LinkLimits = DEFAULT_LIMITS,
     **flags: Any,
 ) -> AsyncGenerator[str, None]:
     """Run a front until `stop` or the block's end; yields its address.
@@ -38,7 +41,7 @@ async def run_front(
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as tasks:
         front = tasks.create_task(
-            serve(settings, stop, on_listening=port.set_result, launch=launch)
+            serve(settings, stop, on_listening=port.set_result, launch=launch, limits=limits)
         )
         try:
             yield f"127.0.0.1:{await port}"

@@ -7,7 +7,12 @@ of the scheduler; made here, they cost a replica nothing.
 from dataclasses import dataclass
 
 from radixmesh.blocks import ID_BYTES, Namespace
-from radixmesh.errors import InvalidRequest, TokenizerMismatch, UnsupportedParameter
+from radixmesh.errors import (
+    InvalidRequest,
+    PromptTooLong,
+    TokenizerMismatch,
+    UnsupportedParameter,
+)
 from worker.request import Add, Sampling
 from worker.schedule.check import check as check_add
 from worker.schedule.limits import Limits
@@ -85,6 +90,7 @@ def to_add(ask: Ask, info: GroupInfo, *, request_id: int) -> Add:
     Raises:
         TokenizerMismatch: The ids come from another tokenizer.
         UnsupportedParameter: An adapter is named; none is loaded.
+        PromptTooLong: Prompt and output exceed the context length or the KV cache.
         InvalidRequest: Ids, lengths or sampling are out of range, or the salt is too long;
             see `worker.schedule.check`.
     """
@@ -96,6 +102,12 @@ def to_add(ask: Ask, info: GroupInfo, *, request_id: int) -> Add:
         )
     if ask.adapter:
         raise UnsupportedParameter("this group has no adapters", field="adapter")
+    if ask.token_count > info.max_model_len:  # before anybody looks at every id
+        raise PromptTooLong(
+            f"prompt and output have {ask.token_count} ids, a replica takes {info.max_model_len}",
+            field="prompt_ids",
+            limit=info.max_model_len,
+        )
     if len(ask.cache_salt.encode()) > MAX_SALT_BYTES:
         raise InvalidRequest("the cache salt is too long", field="cache_salt", limit=MAX_SALT_BYTES)
     namespace = Namespace(

@@ -64,6 +64,7 @@ def test_salts_have_namespaces_of_their_own() -> None:
         ({"prompt": pack_ids([50])}, errors.UnknownToken),
         ({"output": pack_ids([2**32 - 1])}, errors.UnknownToken),
         ({"prompt": pack_ids([1] * 100)}, errors.PromptTooLong),
+        ({"output": pack_ids([1] * 98)}, errors.PromptTooLong),
         ({"adapter": "poet"}, errors.UnsupportedParameter),
         ({"cache_salt": "s" * 1025}, errors.InvalidRequest),
     ],

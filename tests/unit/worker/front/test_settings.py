@@ -1,0 +1,78 @@
+"""The worker's flags: stated defaults, clear refusals."""
+
+import os
+
+import pytest
+
+from radixmesh.settings import load
+from worker.app import group_plan, rank_config
+from worker.settings import WorkerSettings
+
+
+def settings(*argv: str) -> WorkerSettings:
+    return load(WorkerSettings, ["--model", "/models/tiny", *argv], prog="radixmesh-worker")
+
+
+def test_the_defaults_are_those_that_are_stated() -> None:
+    made = settings()
+    assert made.engine == "torch"
+    assert (made.dp, made.pp, made.tp) == (1, 1, 1)
+    assert (made.max_running, made.max_waiting, made.max_batched_tokens) == (64, 1024, 512)
+    assert made.kv_bytes == 1 << 30
+    assert (made.kv_tokens, made.block_tokens, made.max_model_len) == (0, 0, 0)
+    assert (made.step_timeout_s, made.drain_grace_s) == (60, 30)
+
+
+def test_the_served_name_is_the_last_part_of_the_model() -> None:
+    assert settings().served_name == "tiny"
+    assert settings("--model-name", "poet").served_name == "poet"
+
+
+def test_threads_are_the_usable_cores_divided_by_the_ranks() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert settings().rank_threads == cores
+    assert settings("--dp", "1000").rank_threads == 1
+    assert settings("--threads", "7").rank_threads == 7
+
+
+def test_every_rank_is_told_what_the_flags_say() -> None:
+    flags = [
+        *("--engine", "fake", "--dp", "2", "--tp", "3", "--kv-tokens", "640", "--dtype", "float32"),
+        *("--fake-eos-after", "5", "--fake-decode-ms", "1.5", "--fake-kv-blocks", "40"),
+        *("--fake-prefill-tokens-per-s", "1000", "--fake-faults", "exit@step=9"),
+        *("--fake-faults", "hang@step=3:tp=1", "--block-tokens", "8", "--log-level", "debug"),
+    ]
+    config = rank_config(settings(*flags), "/models/tiny")
+    assert (config.engine, config.dp, config.pp, config.tp) == ("fake", 2, 1, 3)
+    assert (config.kv_tokens, config.block_tokens, config.dtype) == (640, 8, "float32")
+    fake = config.fake
+    assert (fake.eos_after, fake.decode_ms, fake.kv_blocks) == (5, 1.5, 40)
+    assert fake.prefill_tokens_per_s == 1000
+    assert fake.faults == ("exit@step=9", "hang@step=3:tp=1")
+    assert config.log_level == "DEBUG"
+
+
+def test_the_group_is_described_by_the_flags() -> None:
+    plan = group_plan(settings("--dp", "3", "--weight-version", "w2"), "f" * 64)
+    assert (plan.model, plan.weight_version, plan.dp) == ("tiny", "w2", 3)
+    assert plan.fingerprint == "f" * 64
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--dp", "0"],
+        ["--max-running", "0"],
+        ["--engine", "magic"],
+        ["--dtype", "int3"],
+        ["--port", "70000"],
+        ["--nnodes", "2"],
+    ],
+)
+def test_a_wrong_flag_is_refused_by_name(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings(*argv)
+    assert left.value.code == 2
+    assert argv[0].removeprefix("--") in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""The pace of restarts: a pause that doubles, up to a bound, and is short again after health."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry
+
+from radixmesh.telemetry.metrics import WorkerMetrics
+from tests.fakes.scripted_ranks import READY, ScriptedLauncher, ScriptedRanks
+from worker.front.group import Group, GroupPlan
+from worker.front.meters import Meters
+from worker.front.supervisor import Launch, Pace, Ranks, Supervisor
+
+
+def group() -> Group:
+    plan = GroupPlan(
+        model="tiny",
+        weight_version="",
+        fingerprint="f" * 64,
+        engine="fake",
+        dp=1,
+        pp=1,
+        tp=1,
+        max_running=4,
+        max_waiting=8,
+        max_batched_tokens=64,
+        step_timeout_s=60,
+    )
+    clock = asyncio.get_running_loop().time
+    return Group(plan, Meters(WorkerMetrics(CollectorRegistry())), clock)
+
+
+class FailingLaunch:
+    """Cannot start a process; notes when it was asked to."""
+
+    def __init__(self) -> None:
+        self.instants: list[float] = []
+        self._enough = asyncio.Event()
+
+    async def __call__(self, dp_rank: int, incarnation: int) -> Ranks:
+        self.instants.append(asyncio.get_running_loop().time())
+        self._enough.set()
+        raise OSError("no more processes")
+
+    async def asked(self, times: int) -> list[float]:
+        while len(self.instants) < times:
+            self._enough.clear()
+            await self._enough.wait()
+        return [after - before for before, after in pairwise(self.instants)]
+
+
+@asynccontextmanager
+async def supervised(made: Group, launch: Launch, pace: Pace) -> AsyncGenerator[None, None]:
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(Supervisor(made.replicas[0], made, launch, pace).run())
+        yield
+        running.cancel()
+
+
+async def test_the_pause_between_starts_doubles_up_to_its_bound() -> None:
+    launch = FailingLaunch()
+    pace = Pace(backoff_initial_s=0.02, backoff_max_s=0.08)
+    async with supervised(group(), launch, pace):
+        pauses = await launch.asked(6)
+    wanted = [0.02, 0.04, 0.08, 0.08, 0.08]
+    assert all(pause >= least for pause, least in zip(pauses, wanted, strict=False))
+    assert launch.instants[5] - launch.instants[0] < 5
+
+
+async def test_after_a_healthy_life_the_pause_is_the_first_again() -> None:
+    launcher = ScriptedLauncher()
+    # Doubling from 0.1 s, seven restarts would take 12.7 s.
+    pace = Pace(backoff_initial_s=0.1, backoff_max_s=100, healthy_s=0, last_words_s=0.01)
+    async with supervised(group(), launcher, pace):
+        async with asyncio.timeout(6):
+            for number in range(8):
+                (await launcher.incarnation(0, number)).die()
+
+
+async def test_incarnations_are_never_the_same() -> None:
+    launcher = ScriptedLauncher()
+    pace = Pace(backoff_initial_s=0.001, backoff_max_s=0.001, last_words_s=0.001)
+    async with supervised(group(), launcher, pace):
+        lives = [await launcher.incarnation(0, 0)]
+        for number in range(1, 20):
+            lives[-1].die()
+            lives.append(await launcher.incarnation(0, number))
+    numbers = {life.incarnation for life in lives}
+    assert len(numbers) == 20
+    assert all(0 < number < 2**64 for number in numbers)
+
+
+async def test_a_cancelled_supervisor_leaves_no_rank_and_no_replica_up() -> None:
+    made = group()
+    launcher = ScriptedLauncher()
+    up = asyncio.Event()
+    made.on_change = up.set
+    async with supervised(made, launcher, Pace()):
+        await up.wait()
+        assert made.ready
+    ranks: ScriptedRanks = launcher.ranks[0][0]
+    assert ranks.ended.is_set()
+    assert not made.ready
+    assert made.info.kv_blocks == READY.kv_blocks
