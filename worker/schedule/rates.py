@@ -2,6 +2,9 @@
 
 # Weight that one observation leaves to all earlier ones.
 _KEEP = 0.9
+# A step costs something whatever is in it, so a few ids say nothing of the pace. A rate learned
+# from a start-up test alone would be far too low, and routers would send nothing to change it.
+_ENOUGH_TOKENS = 64
 
 
 class Rates:
@@ -10,6 +13,7 @@ class Rates:
     def __init__(self) -> None:
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
+        self._seen_tokens = 0
         self.decode_step_s = 0.0
 
     def __repr__(self) -> str:
@@ -18,10 +22,12 @@ class Rates:
     @property
     def prefill_rate(self) -> float:
         """Prompt ids a second. A ratio of decayed sums, so short prefills weigh little."""
-        return self._prefill_tokens / self._prefill_s if self._prefill_s > 0 else 0.0
+        known = self._seen_tokens >= _ENOUGH_TOKENS and self._prefill_s > 0
+        return self._prefill_tokens / self._prefill_s if known else 0.0
 
     def observe(self, *, prefill_tokens: int, decode_rows: int, seconds: float) -> None:
         """Take one step's measure."""
+        self._seen_tokens += prefill_tokens
         if prefill_tokens:
             spent = seconds - (self.decode_step_s if decode_rows else 0.0)
             self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens

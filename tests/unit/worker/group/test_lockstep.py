@@ -140,7 +140,7 @@ def test_every_drained_mailbox_is_answered_even_when_nothing_came_of_it(
 def test_load_brings_the_learned_rates(started: list[RankThreads]) -> None:
     replica = RankThreads()
     started.append(replica)
-    replica.front.send(add(1, [3] * 20))
+    replica.front.send(add(1, [3] * 80))
     last = next(islice(replica.front.outputs(), 7, None))
     assert last.load.prefill_rate > 0
     assert last.load.decode_step_s > 0

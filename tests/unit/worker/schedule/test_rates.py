@@ -45,3 +45,12 @@ def test_a_prefill_step_shorter_than_a_decode_step_gives_no_endless_rate() -> No
     rates.observe(prefill_tokens=0, decode_rows=1, seconds=1.0)
     rates.observe(prefill_tokens=100, decode_rows=1, seconds=0.5)
     assert 0 < rates.prefill_rate <= 100 / 0.05
+
+
+def test_a_few_ids_teach_no_rate() -> None:
+    rates = Rates()
+    rates.observe(prefill_tokens=1, decode_rows=0, seconds=0.003)
+    assert rates.prefill_rate == 0.0
+    for _ in range(63):
+        rates.observe(prefill_tokens=1, decode_rows=0, seconds=0.003)
+    assert rates.prefill_rate == pytest.approx(333, rel=0.01)
