@@ -1,7 +1,7 @@
 """Turns groups and an ask into candidates. Knows block keys and namespaces; chooses nothing."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from radixmesh.blocks import ID_BYTES, Namespace, block_keys
 from router.fleet.ask import Ask
@@ -61,11 +61,22 @@ def sites(groups: Iterable[Group], ask: Ask, tree: MetaTree, now: float) -> list
         if group.info is None:
             continue
         keys, depths = prompt.in_group(group.info)
+        alike = []
         for replica in group.replicas.values():
             matched = replica.matched(keys, depths.get(replica.feed.number, 0), now)
             candidate = _candidate(group.info, replica, ask, (len(keys), matched), now)
-            found.append(Site(group, replica, keys, candidate))
+            alike.append(Site(group, replica, keys, candidate))
+        found.extend(_at_one_pace(alike))
     return found
+
+
+def _at_one_pace(alike: Sequence[Site]) -> list[Site]:
+    """Replicas of a group are equal machines: what the fastest has learned holds for all.
+
+    A lower rate comes from shorter prefills, and would keep a replica from longer ones.
+    """
+    rate = max((site.candidate.prefill_rate for site in alike), default=0.0)
+    return [replace(site, candidate=replace(site.candidate, prefill_rate=rate)) for site in alike]
 
 
 def _candidate(

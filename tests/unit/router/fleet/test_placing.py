@@ -46,6 +46,18 @@ def test_a_burst_is_spread_though_no_report_comes(four: FakeFleet) -> None:
     assert set(ranks.values()) == {16}
 
 
+def test_replicas_of_a_group_are_taken_to_be_equally_fast(four: FakeFleet) -> None:
+    for rank, rate in enumerate((300.0, 20_000.0, 0.0, 9_000.0)):
+        report = Report(free_blocks=4096, prefill_rate=rate)
+        four.links["a"].events.on_report(rank, 1, report)
+    ranks: Counter[int] = Counter()
+    for number in range(200):
+        booking = four.fleet.place(ask(distinct(number)))
+        ranks[booking.dp_rank] += 1
+        booking.release()
+    assert min(ranks.values()) > 25
+
+
 def test_a_refresh_does_not_wipe_what_it_has_not_seen(four: FakeFleet) -> None:
     ranks: Counter[int] = Counter()
     for number in range(64):
