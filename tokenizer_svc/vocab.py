@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import InvalidRequest, TemplateFailed
 from radixmesh.models import tokenizer_fingerprint
-from tokenizer_svc.detokenize.pieces import Pieces
 from tokenizer_svc.guard import guarded
+from tokenizer_svc.pieces import Pieces
 
 
 class Turn(NamedTuple):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixmesh.errors import InvalidRequest, UnknownToken
-from tokenizer_svc.detokenize.incremental import Span
-from tokenizer_svc.detokenize.pieces import Pieces
 from tokenizer_svc.detokenize.stops import StopMatcher, check_stops
+from tokenizer_svc.incremental import Span
+from tokenizer_svc.pieces import Pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from radixmesh.errors import InternalError, InvalidRequest, MeshError, UnknownTo
 from tests.fakes import tokenizers as fakes
 from tests.fakes.tokenizers import byte_ids, id_of
 from tokenizer_svc.detokenize.output import Output, OutputOptions, Progress
-from tokenizer_svc.detokenize.pieces import Pieces
+from tokenizer_svc.pieces import Pieces
 
 TOKENIZER = fakes.byte_level()
 PIECES = Pieces(TOKENIZER)

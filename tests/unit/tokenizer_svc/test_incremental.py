@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.fakes import tokenizers as fakes
 from tests.fakes.tokenizers import byte_ids, id_of
-from tokenizer_svc.detokenize.pieces import Pieces
+from tokenizer_svc.pieces import Pieces
 
 families = pytest.mark.parametrize("family", fakes.FAMILIES)
 with_bytes = pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer, decoders
 
-from tokenizer_svc.detokenize.incremental import (
+from tokenizer_svc.guard import guarded
+from tokenizer_svc.incremental import (
     ByteStream,
     HeldStream,
     Piece,
     PieceStream,
     TextStream,
 )
-from tokenizer_svc.guard import guarded
 
 logger = logging.getLogger(__name__)
 
