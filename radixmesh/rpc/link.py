@@ -243,7 +243,8 @@ class Link(Generic[Down, Up, S]):
         error: MeshError = LinkLost("the link was closed")
         try:
             self._call_out(lambda: self._listener.on_up(peer, is_new=is_new))
-            pump.deliver(dialled.first)
+            if not pump.ended:
+                pump.deliver(dialled.first)
             error = await pump.run(dialled.call.read, dialled.call.write)
             return error
         finally:
