@@ -1,7 +1,7 @@
 """Turns groups and an ask into candidates. Knows block keys and namespaces; chooses nothing."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from radixmesh.blocks import ID_BYTES, Namespace, block_keys
 from router.fleet.ask import Ask
@@ -9,6 +9,7 @@ from router.fleet.group import Group
 from router.fleet.replica import RESUMES_UNSTARTED_LIMIT, Replica
 from router.fleet.views import Phase
 from router.fleet.wire import GroupInfo
+from router.fleet.workload import Report
 from router.policy.choice import Candidate
 from router.tree.meta_tree import MetaTree
 
@@ -61,37 +62,29 @@ def sites(groups: Iterable[Group], ask: Ask, tree: MetaTree, now: float) -> list
         if group.info is None:
             continue
         keys, depths = prompt.in_group(group.info)
-        alike = []
-        for replica in group.replicas.values():
-            matched = replica.matched(keys, depths.get(replica.feed.number, 0), now)
-            candidate = _candidate(group.info, replica, ask, (len(keys), matched), now)
-            alike.append(Site(group, replica, keys, candidate))
-        found.extend(_at_one_pace(alike))
+        loads = [replica.workload.at(now) for replica in group.replicas.values()]
+        # Replicas of a group are equal machines: what the fastest has learned holds for all. A
+        # lower rate comes from shorter prefills, and would keep a replica from longer ones.
+        rate = max((load.prefill_rate for load in loads), default=0.0)
+        for replica, load in zip(group.replicas.values(), loads, strict=True):
+            candidate = _candidate(group.info, replica, load, rate)
+            candidate.prompt_tokens = len(ask.ids) // ID_BYTES
+            candidate.prompt_blocks = len(keys)
+            candidate.matched_blocks = replica.matched(
+                keys, depths.get(replica.feed.number, 0), now
+            )
+            candidate.reason = unfit(group.info, replica, ask, now)
+            found.append(Site(group, replica, keys, candidate))
     return found
 
 
-def _at_one_pace(alike: Sequence[Site]) -> list[Site]:
-    """Replicas of a group are equal machines: what the fastest has learned holds for all.
-
-    A lower rate comes from shorter prefills, and would keep a replica from longer ones.
-    """
-    rate = max((site.candidate.prefill_rate for site in alike), default=0.0)
-    return [replace(site, candidate=replace(site.candidate, prefill_rate=rate)) for site in alike]
-
-
-def _candidate(
-    info: GroupInfo, replica: Replica, ask: Ask, blocks: tuple[int, int], now: float
-) -> Candidate:
-    load = replica.workload.at(now)
+def _candidate(info: GroupInfo, replica: Replica, load: Report, rate: float) -> Candidate:
+    """Return what does not depend on the prompt."""
     return Candidate(
         group_id=replica.group_id,
         dp_rank=replica.dp_rank,
-        reason=unfit(info, replica, ask, now),
         view=replica.feed.view,
         block_tokens=info.block_tokens,
-        prompt_tokens=len(ask.ids) // ID_BYTES,
-        prompt_blocks=blocks[0],
-        matched_blocks=blocks[1],
         running=load.running,
         waiting=load.waiting,
         uncached_tokens=load.uncached_tokens,
@@ -99,7 +92,7 @@ def _candidate(
         cached_blocks=replica.feed.block_count,
         kv_blocks=info.kv_blocks,
         max_running=info.max_running,
-        prefill_rate=load.prefill_rate,
+        prefill_rate=rate,
         decode_step_s=load.decode_step_s,
     )
 

@@ -104,6 +104,8 @@ class Workload:
         if self._reported_at is None or now - self._reported_at > REPORT_LIFE_S:
             return self._own()
         base = self._report
+        if not self._unseen:
+            return base
         return replace(
             base,
             waiting=base.waiting + sum(charge.entries for charge in self._unseen),

@@ -15,7 +15,8 @@ class View(enum.IntEnum):
     BLIND = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Candidates and prices are made for every replica in every choice: freezing them costs twice.
+@dataclass(slots=True, kw_only=True)
 class Candidate:
     """One replica, as it is at the moment of choice.
 
@@ -52,7 +53,7 @@ class Candidate:
     decode_step_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CandidatePrice:
     """What a request would cost at one replica, in seconds.
 
