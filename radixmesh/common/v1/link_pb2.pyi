@@ -39,7 +39,9 @@ class LinkControl(_message.Message):
          repeated or merged by protobuf's own rules. A single item that is larger
          travels as `fragments`.
       4. Writers interleave by priority: cancels and steps, then submits, then
-         cache events, then snapshots. Within one priority order is kept.
+         cache events, then snapshots. Within one priority order is kept, and a
+         cancel never overtakes its entry's own items. Within a frame `cancels` and
+         `failures` count after everything else.
       5. A reader never stops reading for the sake of one entry.
       6. Each side sends a `ping` when it has sent nothing for a heartbeat
          interval. A side that has received nothing for the peer-timeout MUST
