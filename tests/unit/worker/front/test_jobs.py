@@ -1,63 +1,14 @@
 """A step's columns divide among owners without loss, in the owners' own numbers."""
 
 import math
-from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from radixmesh.blocks import pack_ids, split_run
-from radixmesh.errors import MeshError
-from worker.front.jobs import Job, Owner, Share, split
-from worker.request import CacheDigest, LoadReport, Started, StepOutput
-
-
-class Nobody:
-    """An owner that is only told apart."""
-
-    def on_share(self, dp_rank: int, share: Share) -> None: ...
-
-    def on_failed(self, entry_id: int, error: MeshError) -> None: ...
-
-    def on_seen(self, dp_rank: int, entry_id: int) -> None: ...
-
-
-def job(request_id: int, owner: Owner) -> Job:
-    return Job(
-        request_id=request_id,
-        entry_id=request_id + 1000,
-        owner=owner,
-        dp_rank=0,
-        prompt_tokens=1,
-        uncached_tokens=1,
-        dispatched_at=0.0,
-    )
-
-
-def step(
-    rows: Iterable[tuple[int, list[int]]],
-    *,
-    accepted: list[int] | None = None,
-    started: list[Started] | None = None,
-    logprobs: list[float] | None = None,
-) -> StepOutput:
-    rows = list(rows)
-    return StepOutput(
-        step=1,
-        accepted=accepted or [],
-        started=started or [],
-        request_ids=[request_id for request_id, _ in rows],
-        positions=[request_id * 10 for request_id, _ in rows],
-        counts=[len(ids) for _, ids in rows],
-        finishes=[0 for _ in rows],
-        token_ids=pack_ids(token for _, ids in rows for token in ids),
-        logprobs=logprobs or [],
-        failed=[],
-        changes=[],
-        digest=CacheDigest(0, 0),
-        load=LoadReport(0, 0, 0, 0, 0.0, 0.0, 0),
-        flushed=[],
-    )
+from tests.fakes.jobs import Nobody, job, step
+from worker.front.jobs import split
+from worker.request import Started
 
 
 @given(
