@@ -64,9 +64,9 @@ def from_event(event: feed_pb2.CacheEvent) -> Change | None:
     """Return the change of an event, or None for a kind that is not known here."""
     match event.WhichOneof("change"):
         case "stored":
-            return Stored(event.stored.parent_key, event.stored.keys)
+            return Stored(event.stored.parent_key, list(event.stored.keys))
         case "removed":
-            return Removed(event.removed.keys)
+            return Removed(list(event.removed.keys))
         case "cleared":
             return Cleared()
         case _:

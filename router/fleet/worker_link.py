@@ -5,12 +5,13 @@ columns of steps apart and gives each output its part; what concerns replicas it
 passes to the group. It keeps no picture of the group.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from radixmesh.blocks import split_run
-from radixmesh.errors import MeshError
+from radixmesh.errors import LinkLost, LinkOverloaded, MeshError
 from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
 from radixmesh.worker.v1 import feed_pb2, worker_service_pb2, worker_service_pb2_grpc
 from router.fleet.ask import SubmitSpec, WorkerSink
@@ -19,6 +20,10 @@ from router.fleet.feed import Change, Chunk, Digest
 from router.fleet.replica import Reported
 from router.fleet.wire import GroupInfo, from_event, from_info, from_load, to_submit
 from router.fleet.workload import Report
+
+logger = logging.getLogger(__name__)
+
+_STATES = frozenset(int(state) for state in Reported)
 
 
 class GroupEvents(Protocol):
@@ -159,11 +164,13 @@ class WorkerLink:
                 entry.on_failed(error)
 
     def resnapshot(self, dp_rank: int) -> None:
-        """Ask for a new snapshot of a replica; nothing when the link is down."""
-        if self._link.connected:
-            frame = worker_service_pb2.AttachRequest()
-            frame.resnapshots.add(dp_rank=dp_rank)
+        """Ask for a new snapshot of a replica. Who asked will ask again when none comes."""
+        frame = worker_service_pb2.AttachRequest()
+        frame.resnapshots.add(dp_rank=dp_rank)
+        try:
             self._link.send(frame, Lane.CONTROL)
+        except (LinkLost, LinkOverloaded) as error:
+            logger.warning("no snapshot asked for", extra={"error": error.message})
 
     def on_up(self, peer: Peer, /, *, is_new: bool) -> None:
         """The group's front said hello."""
@@ -221,14 +228,15 @@ class WorkerLink:
             entry.sink.on_tokens(position, ids, logprobs, int(finish))
 
     def _status(self, status: feed_pb2.ReplicaStatus) -> None:
-        if status.state:
+        if int(status.state) in _STATES:  # others are of a later version
             reported = Reported(status.state)
             self._events.on_status(status.dp_rank, status.incarnation, reported)
 
     def _feed(self, frame: worker_service_pb2.AttachResponse) -> None:
         events = self._events
         for part in frame.snapshots:
-            chunk = Chunk(part.as_of_sequence, part.keys, part.parents, part.first, part.last)
+            keys, parents = list(part.keys), list(part.parents)
+            chunk = Chunk(part.as_of_sequence, keys, parents, part.first, part.last)
             events.on_chunk(part.dp_rank, part.incarnation, chunk)
         for event in frame.events:
             change = from_event(event)

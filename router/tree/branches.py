@@ -5,6 +5,8 @@ above it up to the first fork, so dropping the oldest branch never leaves a key
 without its ancestors.
 """
 
+from collections import OrderedDict
+
 
 class Branches:
     """A forest of keys with its leaves in order of use.
@@ -15,7 +17,7 @@ class Branches:
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
-        self._leaves: dict[int, None] = {}  # oldest first
+        self._leaves: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._forks: dict[int, int] = {}  # key -> number of children, two or more
 
     def __len__(self) -> int:
@@ -57,8 +59,7 @@ class Branches:
     def touch(self, key: int) -> None:
         """Make the branch that ends in `key` the youngest; nothing when it is no leaf."""
         if key in self._leaves:
-            del self._leaves[key]
-            self._leaves[key] = None
+            self._leaves.move_to_end(key)
 
     def oldest(self) -> list[int]:
         """The keys of the branch that was useful longest ago, leaf first; empty when there is none.
@@ -77,5 +78,5 @@ class Branches:
     def compact(self) -> None:
         """Give back the memory of what was removed."""
         self._parents = dict(self._parents.items())
-        self._leaves = dict.fromkeys(self._leaves)
+        self._leaves = OrderedDict.fromkeys(self._leaves)
         self._forks = dict(self._forks.items())

@@ -4,12 +4,13 @@ Stands in while a replica's feed is not trusted. Knows keys and instants that th
 caller gives; owns no clock. Guesses expire, and there are boundedly many.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from router.tree.search import leading
 
 TTL_S = 300.0
-LIMIT = 1 << 16
+LIMIT = 1 << 15
 
 
 class Predicted:
@@ -18,7 +19,9 @@ class Predicted:
     def __init__(self, *, ttl_s: float = TTL_S, limit: int = LIMIT) -> None:
         self._ttl_s = ttl_s
         self._limit = limit
-        self._until: dict[int, float] = {}  # stalest first, children before their parents
+        self._until: OrderedDict[int, float] = (
+            OrderedDict()
+        )  # stalest first, children before their parents
 
     def __len__(self) -> int:
         return len(self._until)
@@ -27,10 +30,10 @@ class Predicted:
         """A prompt with these keys was sent there."""
         until = self._until
         for key in reversed(keys):
-            until.pop(key, None)
             until[key] = now + self._ttl_s
+            until.move_to_end(key)
         while len(until) > self._limit:
-            del until[next(iter(until))]
+            until.popitem(last=False)
 
     def depth(self, keys: Sequence[int], now: float) -> int:
         """Return how many leading keys are believed to be there."""
@@ -39,4 +42,4 @@ class Predicted:
 
     def clear(self) -> None:
         """Believe nothing any more."""
-        self._until = {}
+        self._until.clear()
