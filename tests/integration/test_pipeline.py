@@ -3,6 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +20,10 @@ from radixmesh.router.v1 import router_service_pb2 as pb
 from tests.fakes.router_mesh import Got, eventually, run_mesh
 
 PROMPT = "Once upon a time there was a small model that lived in a cache."
+
+
+def wanted(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**fields)
 
 
 class _Left(Exception):
@@ -52,12 +57,12 @@ async def test_the_second_turn_lands_where_its_prefix_is_and_reuses_it(model_dir
 
 async def test_chat_and_ids_are_prompts_too(model_dir: Path) -> None:
     async with run_mesh(model_dir) as mesh:
-        chat = generation_pb2.ChatPrompt(messages=[{"role": "user", "content": "Hello"}])
-        request = pb.GenerateRequest(chat=chat, sampling={"max_tokens": 4})
+        chat = {"messages": [{"role": "user", "content": "Hello"}]}
+        request = wanted(chat=chat, sampling={"max_tokens": 4})
         got = [message async for message in mesh.stub.Generate(request)]
         assert got[-1].finish.usage.prompt_tokens > len(mesh.text.prompt_ids("Hello"))
         ids = mesh.text.prompt_ids(PROMPT)
-        request = pb.GenerateRequest(token_ids={"ids": ids}, sampling={"max_tokens": 9})
+        request = wanted(token_ids={"ids": ids}, sampling={"max_tokens": 9})
         texts = [message.delta.text async for message in mesh.stub.Generate(request)]
         assert "".join(texts) == mesh.text.output(PROMPT, 9)
 
@@ -209,7 +214,7 @@ async def test_explain_predicts_what_generate_then_does(model_dir: Path) -> None
 
 async def test_a_reader_that_pauses_gets_everything(model_dir: Path) -> None:
     async with run_mesh(model_dir, shape={"step_s": 0.001}) as mesh:
-        call = mesh.stub.Generate(pb.GenerateRequest(text=PROMPT, sampling={"max_tokens": 300}))
+        call = mesh.stub.Generate(wanted(text=PROMPT, sampling={"max_tokens": 300}))
         messages = aiter(call)
         texts = [(await anext(messages)).delta.text]
         await eventually(lambda: mesh.running == 0)
