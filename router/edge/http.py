@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -131,7 +132,7 @@ def build_http(
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http_exception)
     # The last one added is the outermost: browsers must see errors of the others too.
-    app.add_middleware(_Gate, api_key=limits.api_key)
+    app.add_middleware(_Gate, api_key=limits.api_key, clock=clock)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(limits.cors_origins),
@@ -216,10 +217,11 @@ def _add_operation(app: FastAPI, ready: Callable[[], bool], registry: CollectorR
 
 
 class _Gate:
-    """Gives every request an id and, under /v1, wants the API key."""
+    """Gives every request an id and every answer a date; wants the API key under /v1."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str, clock: Callable[[], float]) -> None:
         self._app = app
+        self._clock = clock
         self._key = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -234,7 +236,9 @@ class _Gate:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                answer = MutableHeaders(scope=message)
+                answer[REQUEST_ID_HEADER] = request_id
+                answer["date"] = formatdate(self._clock(), usegmt=True)
             await send(message)
 
         if self._key and scope["path"].startswith(_PROTECTED) and not self._knows(headers):

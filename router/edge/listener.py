@@ -11,7 +11,23 @@ from starlette.types import ASGIApp
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process, which has other servers too."""
+    """Leaves signals to the process, which has other servers too, and sleeps until it ends.
+
+    uvicorn's own loop wakes ten times a second for signals and the date header.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Begin to shut down."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end."""
+        await self._leaving.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -30,7 +46,12 @@ class HttpListener:
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         self._address = (host, port)
         self._config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", server_header=False
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
         )
         self._server = _Uvicorn(self._config)
         self._task: asyncio.Task[None] | None = None
@@ -51,5 +72,5 @@ class HttpListener:
             return
         task, self._task = self._task, None
         self._config.timeout_graceful_shutdown = math.ceil(grace_s)
-        self._server.should_exit = True
+        self._server.leave()
         await asyncio.wait([task])

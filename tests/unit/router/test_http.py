@@ -288,6 +288,12 @@ async def test_a_request_id_goes_in_and_out_if_it_is_clean() -> None:
     assert refused.headers["x-request-id"] == "trace-2"
 
 
+async def test_an_answer_has_a_date() -> None:
+    async with client(edge(ScriptedPipeline())) as calls:
+        response = await calls.get("/health")
+    assert response.headers["date"] == "Thu, 01 Jan 1970 00:20:34 GMT"
+
+
 async def test_models_are_listed_and_named() -> None:
     served = [Served("tiny"), Served("org/big", 8192)]
     async with client(edge(ScriptedPipeline(served=served))) as calls:
