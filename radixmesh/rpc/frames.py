@@ -57,7 +57,7 @@ class LinkLimits:
         backoff_max_s: The widest window.
     """
 
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = 2.0
     peer_timeout_s: float = 6.0
     connect_timeout_s: float = 5.0
     max_frame_bytes: int = 64 * 1024
