@@ -71,6 +71,7 @@ class Attempt:
         return Loss(
             place=place_of(self.booking),
             error=error,
+            sent=self.ticket is not None,
             accepted=self.accepted,
             started=self.started,
             gained=position - self.position,

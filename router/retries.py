@@ -12,9 +12,14 @@ Place = tuple[str, int, int]
 
 # The replica itself is gone; it may have been this request that took it down.
 TAKEN_DOWN = frozenset({"GROUP_LOST", "RANK_DESYNC"})
+# In this life it takes nothing any more. A link that was cut says nothing of the replica behind it.
+GONE = TAKEN_DOWN | {"DRAINING"}
 # The place takes no more work, now or ever; nothing is wrong with it.
 FULL = frozenset({"QUEUE_FULL", "LINK_OVERLOADED"})
-POISONED_AFTER = 2
+# Suspicion at which a request counts as poison: two replicas that died of it at once, or more
+# that died after it had run there for a while, which it most likely only witnessed.
+POISON = 2.0
+WITNESS_IDS = 8
 # New work is refused after so many places were full, or so many attempts led nowhere.
 FULL_LIMIT = 2
 FRUITLESS_LIMIT = 6
@@ -27,6 +32,7 @@ class Loss:
     """How one attempt ended without ending its output.
 
     Attributes:
+        sent: It had left for the replica.
         accepted: The replica had queued it.
         started: Its prefill had begun.
         gained: Ids that it brought.
@@ -34,6 +40,7 @@ class Loss:
 
     place: Place
     error: MeshError
+    sent: bool = False
     accepted: bool = False
     started: bool = False
     gained: int = 0
@@ -46,8 +53,7 @@ class Retries:
         self.resuming = False
         self._dead: set[Place] = set()
         self._full: set[Place] = set()
-        self._taken_down = 0
-        self._barren_losses = 0
+        self._suspicion = 0.0
         self._fruitless = 0
         self._last: MeshError | None = None
 
@@ -78,7 +84,7 @@ class Retries:
         """Take a lost attempt into account.
 
         Raises:
-            RequestPoisoned: It was the second replica that this request took down.
+            RequestPoisoned: Replicas seem to die of this request.
             MeshError: The loss's own error, when no other attempt could help.
         """
         reason = loss.error.reason
@@ -88,8 +94,9 @@ class Retries:
         self.resuming = self.resuming or loss.accepted or loss.gained > 0
         self._fruitless = 0 if loss.gained else self._fruitless + 1
         self._note_place(loss)
-        if self._took_down(loss) and self._poisoned():
-            raise RequestPoisoned("the request took down two replicas", last=reason)
+        self._suspicion += _suspicion(loss)
+        if self._suspicion >= POISON:
+            raise RequestPoisoned("replicas die of the request", last=reason)
         if not self.resuming and self._fruitless >= FRUITLESS_LIMIT:
             raise loss.error
 
@@ -100,25 +107,8 @@ class Retries:
             self._full.add(loss.place)
             if not self.resuming and len(self._full) >= FULL_LIMIT:
                 raise loss.error
-        elif loss.error.reason != "LINK_LOST":
-            # A link that was cut says nothing of the replica: it may come back as it was.
+        elif loss.error.reason in GONE:
             self._dead.add(loss.place)
-
-    def _took_down(self, loss: Loss) -> bool:
-        if not loss.accepted:
-            return False
-        if loss.error.reason in TAKEN_DOWN:
-            self._taken_down += 1
-            return True
-        if loss.error.reason == "LINK_LOST" and loss.started and not loss.gained:
-            # A front that died at once may have died of this request; one that died
-            # in mid-stream, or whose link was cut, most likely did not.
-            self._barren_losses += 1
-            return True
-        return False
-
-    def _poisoned(self) -> bool:
-        return max(self._taken_down, self._barren_losses) >= POISONED_AFTER
 
     def shuns(self, place: Place) -> bool:
         """Whether not to go to a place though there is no other: it is dead, or full for new work.
@@ -139,3 +129,12 @@ class Retries:
 
 def _elsewhere_may_help(error: MeshError) -> bool:
     return isinstance(error, Unavailable) or error.reason in RESUMABLE or error.reason in FULL
+
+
+def _suspicion(loss: Loss) -> float:
+    """How likely it was this request that its replica died of."""
+    if loss.error.reason in TAKEN_DOWN and loss.sent:
+        # Not only after it was accepted: a replica may die in the step that would say so.
+        return 1.0 if loss.gained < WITNESS_IDS else 0.5
+    died_at_once = loss.error.reason == "LINK_LOST" and loss.started and not loss.gained
+    return 0.5 if died_at_once else 0.0

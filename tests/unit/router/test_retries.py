@@ -14,14 +14,14 @@ from radixmesh.errors import (
     RankDesync,
     RequestPoisoned,
 )
-from router.retries import FRUITLESS_LIMIT, Loss, Place, Retries
+from router.retries import FRUITLESS_LIMIT, WITNESS_IDS, Loss, Place, Retries
 
 HERE: Place = ("g0", 0, 1)
 THERE: Place = ("g1", 0, 1)
 
 
 def loss(error: MeshError, place: Place = HERE, *, gained: int = 0, ran: bool = False) -> Loss:
-    return Loss(place=place, error=error, accepted=ran, started=ran, gained=gained)
+    return Loss(place=place, error=error, sent=ran, accepted=ran, started=ran, gained=gained)
 
 
 @pytest.mark.parametrize("error", [PromptTooLong("long"), InternalError("bug")])
@@ -47,14 +47,29 @@ def test_a_cut_link_leaves_no_grudge() -> None:
 
 
 @pytest.mark.parametrize("error", [GroupLost("x"), RankDesync("x")])
-def test_two_replicas_taken_down_are_poison(error: MeshError) -> None:
+def test_two_replicas_that_die_at_once_are_poison(error: MeshError) -> None:
     retries = Retries()
     retries.note(loss(error, ran=True, gained=5))
     with pytest.raises(RequestPoisoned):
-        retries.note(loss(GroupLost("x"), THERE, ran=True, gained=5))
+        retries.note(loss(GroupLost("x"), THERE, ran=True))
 
 
-def test_a_replica_that_went_before_it_took_the_request_is_no_poison() -> None:
+def test_replicas_that_die_in_the_step_that_would_accept_the_request_are_poison() -> None:
+    retries = Retries()
+    retries.note(Loss(place=HERE, error=GroupLost("x"), sent=True))
+    with pytest.raises(RequestPoisoned):
+        retries.note(Loss(place=THERE, error=GroupLost("x"), sent=True))
+
+
+def test_a_long_stream_may_witness_some_deaths_but_not_for_ever() -> None:
+    retries = Retries()
+    for number in range(3):
+        retries.note(loss(GroupLost("x"), (f"g{number}", 0, 1), ran=True, gained=WITNESS_IDS))
+    with pytest.raises(RequestPoisoned):
+        retries.note(loss(GroupLost("x"), THERE, ran=True, gained=WITNESS_IDS))
+
+
+def test_a_replica_that_was_gone_before_the_request_left_is_no_poison() -> None:
     retries = Retries()
     for number in range(FRUITLESS_LIMIT - 1):
         retries.note(loss(GroupLost("x"), (f"g{number}", 0, 1)))
@@ -65,7 +80,8 @@ def test_fronts_that_die_at_once_are_poison_and_links_cut_in_mid_stream_are_not(
     retries = Retries()
     for _ in range(10):
         retries.note(loss(LinkLost("x"), ran=True, gained=1))
-    retries.note(loss(LinkLost("x"), ran=True))
+    for _ in range(3):
+        retries.note(loss(LinkLost("x"), ran=True))
     with pytest.raises(RequestPoisoned):
         retries.note(loss(LinkLost("x"), ran=True))
 
