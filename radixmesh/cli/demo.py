@@ -20,6 +20,7 @@ from radixmesh.settings import load
 
 _QUESTION = "In two sentences: why does the sky look blue in the day and red in the evening?"
 _NEXT_QUESTION = "And what colour has the sky on the Moon?"
+_BEGINNING = "The capital of France is"
 _SAMPLING = Sampling(temperature=0.0, max_tokens=64)
 
 
@@ -92,6 +93,7 @@ async def _stream(
 
 
 async def _stream_http(mesh: Mesh, console: Console) -> None:
+    console.print(f"> {_BEGINNING}", style="bold", markup=False)
     words = 0
     lines = _sse_texts(mesh)
     while (text := await asyncio.to_thread(next, lines, None)) is not None:
@@ -104,7 +106,7 @@ async def _stream_http(mesh: Mesh, console: Console) -> None:
 
 def _sse_texts(mesh: Mesh) -> Iterator[str]:
     """Yield the texts of a streamed completion. Blocks."""
-    body = {"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0}
+    body = {"prompt": _BEGINNING, "max_tokens": 24, "temperature": 0}
     headers = {
         "content-type": "application/json",
         "authorization": f"Bearer {mesh.settings.api_key or ''}",

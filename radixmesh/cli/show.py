@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +21,9 @@ def as_json(value: object) -> str:
 
 
 def replicas_table(replicas: Iterable[Replica]) -> Table:
-    """Return the fleet: state, trust, load, cache."""
+    """Return the fleet: state, trust, load, cache; `sent` and `hits` are this router's."""
     table = _table("fleet", ("replica", "model", "state", "view"))
-    for name in ("running", "waiting", "blocks", "requests", "hits"):
+    for name in ("run", "wait", "blocks", "sent", "hits"):
         table.add_column(name, justify="right")
     for replica in replicas:
         rate = replica.hit_rate
@@ -89,7 +90,7 @@ def footer(usage: Usage, receipt: Receipt) -> str:
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
-    return Table(*columns, title=Text(title), title_justify="left")
+    return Table(*columns, title=Text(title), title_justify="left", box=SIMPLE_HEAD)
 
 
 def _add(table: Table, *cells: str | Text) -> None:
