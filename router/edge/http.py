@@ -5,7 +5,6 @@ starts nothing.
 """
 
 import asyncio
-import hmac
 import re
 import time
 import uuid
@@ -19,13 +18,14 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixmesh import __version__
 from radixmesh.errors import BadApiKey, InvalidRequest, MeshError, ModelNotServed
+from router.edge.admission import ApiKey
 from router.edge.answers import (
     Answer,
     ChatStyle,
@@ -222,14 +222,14 @@ class _Gate:
     def __init__(self, app: ASGIApp, *, api_key: str, clock: Callable[[], float]) -> None:
         self._app = app
         self._clock = clock
-        self._key = api_key.encode()
+        self._api_key = ApiKey(api_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        label = headers.get(REQUEST_ID_HEADER.encode(), "")
+        headers = Headers(scope=scope)
+        label = headers.get(REQUEST_ID_HEADER, "")
         # Only a clean label comes back: it stands in headers and log lines.
         request_id = label if _CLEAN_ID.fullmatch(label) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -241,15 +241,13 @@ class _Gate:
                 answer["date"] = formatdate(self._clock(), usegmt=True)
             await send(message)
 
-        if self._key and scope["path"].startswith(_PROTECTED) and not self._knows(headers):
-            await send_error(BadApiKey("missing or wrong API key"), send_with_id)
-            return
+        if scope["path"].startswith(_PROTECTED):
+            try:
+                self._api_key.check(headers.get("authorization"))
+            except BadApiKey as error:
+                await send_error(error, send_with_id)
+                return
         await self._app(scope, receive, send_with_id)
-
-    def _knows(self, headers: dict[bytes, str]) -> bool:
-        scheme, _, given = headers.get(b"authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key)
-        return right and scheme.lower() == "bearer"
 
 
 async def _read_body(request: Request, limits: HttpLimits) -> bytes:
