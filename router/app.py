@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import grpc.aio
@@ -178,6 +178,7 @@ async def serve(
     async with _edges(settings, core, stop) as edges, asyncio.TaskGroup() as tasks:
         links = tasks.create_task(core.run())
         health = tasks.create_task(_tell_health(core, edges.public))
+        logger.info("serving", extra=asdict(edges.ports))
         on_listening(edges.ports)
         await stop.wait()
         health.cancel()

@@ -1,11 +1,13 @@
 """The whole mesh over real channels: what a client gets when nothing dies, and what it may ask."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 from radixmesh.common.v1 import generation_pb2
@@ -197,6 +199,28 @@ async def test_on_stop_running_streams_finish_and_new_ones_are_refused(model_dir
         await mesh.router
         with pytest.raises(MeshError):
             await mesh.generate(PROMPT)
+
+
+async def test_on_stop_http_streams_finish_too(model_dir: Path) -> None:
+    async with run_mesh(model_dir, shape={"step_s": 0.01}) as mesh:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 80, "stream": True}
+
+        async def stream() -> str:
+            text = ""
+            async with (
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{mesh.ports.http}") as http,
+                http.stream("POST", "/v1/completions", json=body) as answer,
+            ):
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        chunk = json.loads(line.removeprefix("data: "))
+                        text += "".join(choice["text"] for choice in chunk["choices"])
+            return text
+
+        streams = [asyncio.create_task(stream()) for _ in range(5)]
+        await eventually(lambda: mesh.running == 5)
+        mesh.stop.set()
+        assert set(await asyncio.gather(*streams)) == {mesh.text.output(PROMPT, 80)}
 
 
 async def test_explain_predicts_what_generate_then_does(model_dir: Path) -> None:

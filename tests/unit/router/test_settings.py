@@ -1,0 +1,51 @@
+"""The router's flags, as people write them."""
+
+from pathlib import Path
+
+import pytest
+
+from radixmesh.settings import load
+from router.settings import RouterSettings
+
+
+def read(*argv: str) -> RouterSettings:
+    return load(RouterSettings, argv, prog="radixmesh-router")
+
+
+def test_lists_are_comma_separated_or_repeated() -> None:
+    settings = read("--groups=a=h:1,h:2", "--tokenizers", "t:1", "--tokenizers", "t:2")
+    assert settings.groups == ["a=h:1", "h:2"]
+    assert settings.tokenizers == ["t:1", "t:2"]
+
+
+def test_a_file_holds_lists(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("groups: [a=h:1, h:2]\npolicy: random\n")
+    settings = read("--config", str(file), "--policy=round_robin")
+    assert settings.groups == ["a=h:1", "h:2"]
+    assert settings.policy == "round_robin"
+
+
+def test_the_environment_holds_lists_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXMESH_ROUTER_GROUPS", "a=h:1,h:2")
+    assert read().groups == ["a=h:1", "h:2"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--groups", "nowhere"),
+        ("--groups", "a=h:1,b=h:1"),
+        ("--detokenizers", ":1"),
+        ("--policy", "best"),
+        ("--max-concurrent", "-1"),
+        ("--default-max-tokens", "0"),
+    ],
+)
+def test_a_bad_value_ends_with_a_message_that_names_the_flag(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        read(f"{flag}={value}")
+    assert leaving.value.code == 2
+    assert f"radixmesh-router: {flag}" in capsys.readouterr().err
