@@ -3,7 +3,6 @@
 Pure: knows ranges and limits; no tokenizer, no fleet, no wire.
 """
 
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,8 @@ MAX_LABEL_BYTES = 256
 PRIORITY_BOUND = 100
 SEED_BOUND = 1 << 64
 
+_LABEL_RULE = f"has at most {MAX_LABEL_BYTES} bytes"
+
 
 def check(request: GenerateRequest) -> None:
     """Check everything that can be checked without the prompt's ids.
@@ -45,13 +46,17 @@ def _faults(request: GenerateRequest) -> Iterator[tuple[str, bool, str]]:
     prompt = request.prompt
     if isinstance(prompt, TextPrompt):
         yield "text", not prompt.text, "must not be empty"
+        yield "text", not _is_text(prompt.text), "must be text"
     elif isinstance(prompt, ChatPrompt):
         yield "chat.messages", not prompt.messages, "must not be empty"
+        turns = (part for turn in prompt.messages for part in (turn.role, turn.content))
+        yield "chat.messages", not all(map(_is_text, turns)), "must be text"
     else:
         yield "token_ids", not prompt.ids, "must not be empty"
     stops = request.stop
     yield "stop", len(stops) > MAX_STOP_STRINGS, f"holds at most {MAX_STOP_STRINGS} strings"
     yield "stop", not all(stops), "must not hold an empty string"
+    yield "stop", not all(map(_is_text, stops)), "must be text"
     too_long = any(len(stop.encode(errors="replace")) > MAX_STOP_BYTES for stop in stops)
     yield "stop", too_long, f"strings have at most {MAX_STOP_BYTES} bytes"
     choices = not 1 <= request.choices <= MAX_CHOICES
@@ -59,8 +64,18 @@ def _faults(request: GenerateRequest) -> Iterator[tuple[str, bool, str]]:
     priority = abs(request.priority) > PRIORITY_BOUND
     yield "priority", priority, f"must be in [-{PRIORITY_BOUND}, {PRIORITY_BOUND}]"
     for name in ("tenant", "cache_salt", "hint_group", "model"):
-        long = len(getattr(request, name).encode(errors="replace")) > MAX_LABEL_BYTES
-        yield name, long, f"has at most {MAX_LABEL_BYTES} bytes"
+        label: str = getattr(request, name)
+        yield name, not _is_text(label), "must be text"
+        yield name, len(label.encode(errors="replace")) > MAX_LABEL_BYTES, _LABEL_RULE
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be sent: JSON may hold halves of surrogate pairs, which are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _sampling_faults(sampling: Sampling) -> Iterator[tuple[str, bool, str]]:
@@ -138,8 +153,3 @@ def decide(
         )
     seed = rng.getrandbits(64) if sampling.seed is None else sampling.seed
     return replace(sampling, max_tokens=limit, seed=seed)
-
-
-def is_finite_timeout(timeout_s: float | None) -> bool:
-    """Whether a deadline was given that is a number of seconds above zero."""
-    return timeout_s is not None and math.isfinite(timeout_s) and timeout_s > 0

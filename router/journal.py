@@ -168,7 +168,7 @@ class Journal:
         if self._wants_logprobs:
             count = len(ids) // ID_BYTES
             self._logprobs.extend(logprobs if len(logprobs) == count else [float("nan")] * count)
-        self._worker_finish = FinishReason(finish) if finish else self._own_finish(ids)
+        self._worker_finish = _reason(finish) if finish else self._own_finish(ids)
         return Verdict.TAKEN
 
     def _own_finish(self, ids: bytes) -> FinishReason | None:
@@ -298,3 +298,9 @@ class Journal:
             return False
         self._ending = ending
         return True
+
+
+def _reason(finish: int) -> FinishReason:
+    # A reason from the future ends the output too; only a stop id is treated apart.
+    stopped = finish == FinishReason.STOP_TOKEN
+    return FinishReason.STOP_TOKEN if stopped else FinishReason.LENGTH

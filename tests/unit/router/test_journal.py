@@ -90,6 +90,13 @@ def test_an_output_that_is_at_its_end_is_complete_though_the_worker_died_before_
     assert one.finish_reason is reason
 
 
+def test_an_end_for_a_reason_from_the_future_is_an_end() -> None:
+    one = journal()
+    taken(one, one.begin_attempt(), 0, 5, finish=9)
+    assert one.complete
+    assert one.finish_reason is FinishReason.LENGTH
+
+
 def test_a_stop_id_before_min_tokens_ends_nothing() -> None:
     one = journal(stop_ids=[EOS], min_tokens=2)
     attempt = one.begin_attempt()
