@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from radixmesh.client import AsyncClient, AsyncFleetClient, Message, Sampling
+from radixmesh.client import AsyncClient, AsyncFleetClient, Message, Retry, Sampling
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.up import RunningUp, gone, running_up
 
@@ -170,6 +170,17 @@ async def test_streams_survive_the_death_of_a_service(
     async with AsyncClient(mesh.grpc) as client:
         await client.complete("text for the tokenizer", sampling=Sampling(max_tokens=1))
     assert mesh.facts["pids"][service] not in {killed, None}
+
+
+async def test_a_router_that_died_is_back_for_clients_that_try_again(
+    mesh: RunningUp, expected: Expected
+) -> None:
+    os.kill(mesh.facts["pids"]["router"], signal.SIGKILL)
+    prompt = expected.prompt(60)
+    async with AsyncClient(mesh.grpc, retry=Retry(attempts=60, longest_pause_s=0.5)) as client:
+        result = await client.complete(prompt, sampling=Sampling(max_tokens=TOKENS))
+    assert result.text == expected.text(prompt)
+    await mesh.until_whole()
 
 
 async def test_streams_survive_the_death_of_a_rank(mesh: RunningUp, expected: Expected) -> None:
