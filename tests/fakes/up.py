@@ -85,7 +85,9 @@ async def running_up(model_dir: Path, folder: Path, *flags: str) -> AsyncGenerat
     except (TimeoutError, asyncio.IncompleteReadError) as error:
         raise AssertionError(f"up did not start:\n{log.read_text()[-5000:]}") from error
     finally:
-        if process.returncode is None:
+        try:
+            await running.end()
+        except TimeoutError:
             process.kill()
             await process.wait()
 
