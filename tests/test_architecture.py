@@ -8,7 +8,9 @@ from pathlib import Path
 from radixmesh.errors import BY_REASON
 
 ROOT = Path(__file__).parent.parent
-GENERATED = {f"radixmesh/{api}" for api in ("common", "tokenizer", "detokenizer", "worker", "router")}
+GENERATED = {
+    f"radixmesh/{api}" for api in ("common", "tokenizer", "detokenizer", "worker", "router")
+}
 
 
 def tracked_folders() -> set[str]:
