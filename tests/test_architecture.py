@@ -18,7 +18,7 @@ def tracked_folders() -> set[str]:
     listing = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    folders = set()
+    folders: set[str] = set()
     for name in listing:
         parts = Path(name).parent.parts[:2]
         if parts and parts[0] in {"tests", "protos", "bench", "deploy"}:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from radixmesh.cli.mesh import find_port_base
-from radixmesh.cli.plan import UpSettings, model_name, plan
-from radixmesh.settings import load
+from radixmesh.cli.plan import Service, UpSettings, model_name, plan
+from radixmesh.settings import ServiceSettings, load
 
 
 def settings(*flags: str) -> UpSettings:
@@ -121,12 +121,13 @@ def test_every_worker_and_router_flag_exists_in_the_service() -> None:
     unset = [name for name, field in UpSettings.model_fields.items() if field.default is None]
     everything = settings().model_copy(update=dict.fromkeys(unset, "x"))
     router, tokenizer, detokenizer, *workers = plan(everything, port_base=30000)
-    for service, kind in (
+    kinds: tuple[tuple[Service, type[ServiceSettings]], ...] = (
         (router, RouterSettings),
         (tokenizer, TokenizerSettings),
         (detokenizer, DetokenizerSettings),
         *((worker, WorkerSettings) for worker in workers),
-    ):
+    )
+    for service, kind in kinds:
         known = {f"--{name.replace('_', '-')}" for name in kind.model_fields}
         assert set(flags(service.argv)) <= known
 
