@@ -114,7 +114,6 @@ def test_the_served_name_is_the_models(given: dict[str, Any], served: str) -> No
 
 def test_every_worker_and_router_flag_exists_in_the_service() -> None:
     from router.settings import RouterSettings
-
     from tokenizer_svc.settings import DetokenizerSettings, TokenizerSettings
     from worker.settings import WorkerSettings
 
