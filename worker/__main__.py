@@ -7,6 +7,7 @@ from radixmesh.errors import InvalidRequest
 from radixmesh.rpc.lifecycle import start
 from radixmesh.settings import load
 from worker.app import serve
+from worker.front.supervisor import CannotStart
 from worker.settings import WorkerSettings
 
 PROG = "radixmesh-worker"
@@ -20,6 +21,9 @@ def main() -> int:
         return start(PROG, partial(serve, settings), title=title, log_level=settings.log_level)
     except InvalidRequest as error:
         sys.stderr.write(f"{PROG}: --model: {error.message}\n")
+        return 2
+    except CannotStart as refusal:
+        sys.stderr.write(f"{PROG}: {refusal}\n")
         return 2
 
 

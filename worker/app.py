@@ -18,7 +18,7 @@ from worker.front.group import Group, GroupPlan
 from worker.front.meters import Meters
 from worker.front.ranks import RankLauncher
 from worker.front.service import SERVICE_NAME, WorkerService
-from worker.front.supervisor import Launch, Pace, Supervisor
+from worker.front.supervisor import CannotStart, Launch, Pace, Supervisor
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ async def serve(
 
     Raises:
         InvalidRequest: There is no such model.
+        CannotStart: The ranks refuse their configuration.
         OSError: A port can't be had.
     """
     model_dir = resolve(settings.model)
@@ -77,6 +78,11 @@ async def serve(
             await _drain(group, server, settings.drain_grace_s)
             for task in running:
                 task.cancel()
+    except BaseExceptionGroup as group:
+        # All replicas are told the same: the first one's refusal says enough.
+        if refused := group.subgroup(CannotStart):
+            raise refused.exceptions[0] from group
+        raise
     finally:
         await server.stop()
         if metrics is not None:

@@ -79,6 +79,7 @@ class Child:
         self._grace_s = grace_s
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self._last_line = "it does not say why"
 
     def __repr__(self) -> str:
         return f"<Child {self.name} pid={self.pid} starts={self.starts}>"
@@ -87,7 +88,7 @@ class Child:
         """Keep the process running until `stop`.
 
         Raises:
-            ServiceFailed: It refused its command line.
+            ServiceFailed: It ended as one that would refuse the same command line again.
         """
         pause_s = 0.0
         try:
@@ -97,7 +98,7 @@ class Child:
                 if self._stopping.is_set():
                     return
                 if status == _USAGE_STATUS:
-                    raise ServiceFailed(f"{self.name} refused its flags; see its message above")
+                    raise ServiceFailed(f"{self.name} cannot start: {self._last_line}")
                 pause_s = self._backoff.after(pause_s, time.monotonic() - began)
                 self._say(self.name, f"ended with status {status}; starts again in {pause_s:g} s")
                 with suppress(TimeoutError):
@@ -165,12 +166,17 @@ class Child:
         while data := await stream.read(_MAX_LINE):
             *lines, held = (held + data).split(b"\n")
             for line in lines:
-                self._say(self.name, line.decode(errors="replace"))
+                self._heard(line)
             if len(held) > _MAX_LINE:
-                self._say(self.name, held.decode(errors="replace"))
+                self._heard(held)
                 held = b""
         if held:
-            self._say(self.name, held.decode(errors="replace"))
+            self._heard(held)
+
+    def _heard(self, raw: bytes) -> None:
+        line = raw.decode(errors="replace")
+        self._last_line = line.strip() or self._last_line
+        self._say(self.name, line)
 
 
 @asynccontextmanager

@@ -223,6 +223,22 @@ async def test_a_refused_flag_ends_up(model_dir: Path) -> None:
     assert "--policy: " in errors.decode()
 
 
+@pytest.mark.model
+async def test_a_topology_that_the_engine_does_not_do_ends_up(model_dir: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "radixmesh.cli.main", "up", "--engine=torch", f"--model={model_dir}"),
+        *("--port-base=0", "--tp=2"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    *before, last = errors.decode().splitlines()
+    assert last.startswith("radixmesh up: worker-")
+    assert last.endswith("the torch engine runs with --tp 1 and --pp 1 only")
+    assert not any("starts again" in line for line in before)
+
+
 async def test_titles_name_the_services(mesh: RunningUp) -> None:
     titles = [" ".join(process.cmdline()) for process in mesh.tree()[1:]]
     services = {title.split()[0].removesuffix(":") for title in titles}

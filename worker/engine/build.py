@@ -9,14 +9,20 @@ def build_engine(config: RankConfig) -> Engine:
     """Load the engine; may take minutes.
 
     Raises:
-        InvalidRequest: There is no engine of that name, or the configuration is wrong.
+        InvalidRequest: There is no engine of that name, its libraries are not installed,
+            or the configuration is wrong.
+        NotSupported: The engine does not do what the configuration asks for.
     """
     if config.engine == "fake":
         from worker.engine.fake import FakeEngine
 
         return FakeEngine.load(config)
     if config.engine == "torch":
-        from worker.engine.torch_engine import TorchEngine
-
+        try:
+            from worker.engine.torch_engine import TorchEngine
+        except ModuleNotFoundError as error:
+            raise InvalidRequest(
+                f"--engine torch needs {error.name}; run: pip install 'radixmesh[worker]'"
+            ) from error
         return TorchEngine.load(config)
     raise InvalidRequest(f"--engine: expected torch or fake, got {config.engine!r}", field="engine")

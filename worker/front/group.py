@@ -125,6 +125,11 @@ class Group:
         """Requests under way."""
         return sum(len(replica.jobs) for replica in self.replicas)
 
+    @property
+    def has_been_ready(self) -> bool:
+        """Whether a rank of the group has ever been ready."""
+        return self._info is not None
+
     async def described(self) -> GroupInfo:
         """Wait until a rank has been ready once; return what the group is."""
         await self._described.wait()

@@ -15,13 +15,14 @@ from typing import Protocol
 import tenacity
 
 from radixmesh.blocks import pack_ids
-from radixmesh.errors import GroupLost, MeshError, RankDesync
+from radixmesh.errors import BY_REASON, GroupLost, MeshError, RankDesync
 from worker.front.ask import Ask
 from worker.front.group import Group
 from worker.front.mailbox import Mailbox
 from worker.front.plain_call import PlainCall
 from worker.front.replica import Replica
-from worker.request import Outbound, Ready, Sampling, StepOutput
+from worker.group.launch import REFUSALS
+from worker.request import Broken, Outbound, Ready, Sampling, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,10 @@ class ReplicaLost(Exception):
     """A life ended by a failure."""
 
 
+class CannotStart(Exception):
+    """The ranks refuse what they are told to be, and starting them again would change nothing."""
+
+
 class Supervisor:
     """Runs a replica for ever. Cancel `run` to stop it; its ranks are gone when that returns."""
 
@@ -80,7 +85,12 @@ class Supervisor:
         self._random = random.SystemRandom()
 
     async def run(self) -> None:
-        """Start the replica, again and again."""
+        """Start the replica, again and again.
+
+        Raises:
+            CannotStart: Its ranks refused their configuration, and none of the group was ever
+                ready with it.
+        """
         clock = asyncio.get_running_loop().time
         pace = self._pace
         attempts = tenacity.AsyncRetrying(
@@ -116,6 +126,8 @@ class Supervisor:
             life.close()
             self._group.on_down(replica, error)
             await ranks.end(grace_s)
+        if isinstance(error, REFUSALS) and not self._group.has_been_ready:
+            raise CannotStart(error.message)
         extra = {"dp_rank": replica.dp_rank, "reason": error.reason, "error": error.message}
         logger.error("replica lost", extra=extra)
         raise ReplicaLost
@@ -206,9 +218,14 @@ class _Life:
             if not self._ready.done():
                 self._ready.set_result(message)
         else:
-            # For a request, any other end of its replica is a loss that it can resume after.
-            desync = message.reason == RankDesync.reason
-            self._lose((RankDesync if desync else GroupLost)(message.message))
+            self._lose(self._meaning(message))
+
+    def _meaning(self, broken: Broken) -> MeshError:
+        kind = BY_REASON.get(broken.reason, GroupLost)
+        if issubclass(kind, RankDesync) or (issubclass(kind, REFUSALS) and not self._ready.done()):
+            return kind(broken.message)
+        # For a request, any other end of its replica is a loss that it can resume after.
+        return GroupLost(broken.message)
 
     def _on_mailbox_lost(self, reason: str) -> None:
         self._silent.set()

@@ -6,12 +6,17 @@ with their parent: by PR_SET_PDEATHSIG and by the end of their sockets.
 """
 
 import sys
+from typing import Final
 
 import msgspec
 
+from radixmesh.errors import InvalidRequest, NotSupported
 from worker.config import FakeConfig, RankConfig
 
-__all__ = ["FakeConfig", "RankConfig", "parse_config", "rank_command"]
+__all__ = ["REFUSALS", "FakeConfig", "RankConfig", "parse_config", "rank_command"]
+
+# A rank that says one of these at its start would say so again, however often it is started.
+REFUSALS: Final = (InvalidRequest, NotSupported)
 
 
 def rank_command(config: RankConfig) -> list[str]:

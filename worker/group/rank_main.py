@@ -12,18 +12,19 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 import setproctitle
 
-from radixmesh.errors import MeshError, RankDesync
+from radixmesh.errors import BY_REASON, InternalError, MeshError, RankDesync
 from radixmesh.telemetry.logs import setup_logging
 from worker.config import RankConfig
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.group.carrier import PeerLost, Root
-from worker.group.launch import parse_config
+from worker.group.carrier import Leaf, PeerLost, Root
+from worker.group.launch import REFUSALS, parse_config
 from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.mailbox import FrontGone, Mailbox
 from worker.group.rank import Follower, Leader
@@ -38,7 +39,7 @@ from worker.schedule.scheduler import Scheduler
 logger = logging.getLogger("worker.group.rank_main")  # not __main__
 
 _PR_SET_PDEATHSIG: Final = 1
-_READY: Final = msgspec.msgpack.Decoder(Ready)
+_HELLO: Final = msgspec.msgpack.Decoder(Ready | Broken)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,6 +83,8 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
     except FrontGone:
         logger.info("front gone", extra={"place": place})
         return 0
+    except REFUSALS as error:
+        return _report(mailbox, Broken(error.reason, error.message))
     except MeshError as error:
         logger.exception("rank broken", extra={"place": place})
         return _report(mailbox, Broken(error.reason, error.message))
@@ -101,6 +104,8 @@ def _follow(config: RankConfig, place: Place, began: float) -> int:
     except PeerLost as error:
         logger.info("rank ends", extra={"place": place, "reason": error.message})
         return 0
+    except REFUSALS as error:
+        return _refuse(leaf, Broken(error.reason, error.message))
     except Exception:
         # The end of this process is what rank (0, 0) and the front notice.
         logger.exception("rank broken", extra={"place": place})
@@ -128,9 +133,19 @@ def _ready(config: RankConfig, engine: Engine, began: float) -> Ready:
 
 def _check_peers(root: Root, own: Ready) -> None:
     for number, word in enumerate(root.hellos(), 1):
-        other = _READY.decode(word)
+        other = _HELLO.decode(word)
+        if isinstance(other, Broken):
+            raise BY_REASON.get(other.reason, InternalError)(other.message)
         if msgspec.structs.replace(other, startup_s=own.startup_s) != own:
             raise RankDesync(f"rank {number} can take {other}, rank 0 {own}")
+
+
+def _refuse(leaf: Leaf, broken: Broken) -> int:
+    # Rank (0, 0) passes it on. It must not be forestalled by the end of this process.
+    with suppress(PeerLost):
+        leaf.hello(msgspec.msgpack.encode(broken))
+        leaf.receive()
+    return 1
 
 
 def _report(mailbox: Mailbox, broken: Broken) -> int:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 class Ranks:
     """Processes of one replica and the front's end of it."""
 
-    def __init__(self, base: RankConfig) -> None:
+    def __init__(self, base: RankConfig, last_faults: tuple[str, ...] = ()) -> None:
         front, mailbox = socket.socketpair()
         topology = Topology(pp=base.pp, tp=base.tp)
         pairs = [socket.socketpair() for _ in range(topology.size - 1)]
@@ -33,8 +33,10 @@ class Ranks:
         self.processes = []
         for number, place in enumerate(topology.replica(0)):
             ours = [one for one, _ in pairs] if number == 0 else [pairs[number - 1][1]]
+            is_last = number and number == len(pairs)
             config = msgspec.structs.replace(
                 base,
+                fake=FakeConfig(faults=last_faults) if is_last and last_faults else base.fake,
                 pp_rank=place.pp_rank,
                 tp_rank=place.tp_rank,
                 mailbox_fd=-1 if number else mailbox.fileno(),
@@ -62,12 +64,12 @@ Start = Callable[..., Ranks]
 def start(model_dir: Path) -> Iterator[Start]:
     running: list[Ranks] = []
 
-    def starter(*faults: str, **values: int) -> Ranks:
+    def starter(*faults: str, last_faults: tuple[str, ...] = (), **values: int) -> Ranks:
         config = msgspec.structs.replace(
             RankConfig(model_dir=str(model_dir), engine="fake", fake=FakeConfig(faults=faults)),
             **values,
         )
-        running.append(Ranks(config))
+        running.append(Ranks(config, last_faults))
         return running[-1]
 
     yield starter
@@ -153,8 +155,18 @@ def test_a_model_that_cannot_be_loaded_is_told_before_the_end(start: Start) -> N
     ranks = start("explode@step=1")
     message = ranks.front.receive()
     assert isinstance(message, Broken)
+    assert message.reason == "INVALID_REQUEST"
     assert "--fake-faults" in message.message
     assert ranks.close() == [1]
+
+
+def test_what_another_rank_refuses_at_its_start_is_told_before_it_ends(start: Start) -> None:
+    ranks = start(tp=2, last_faults=("explode@step=1",))
+    message = ranks.front.receive()
+    assert isinstance(message, Broken)
+    assert message.reason == "INVALID_REQUEST"
+    assert "--fake-faults" in message.message
+    assert ranks.close() == [1, 1]
 
 
 def test_a_stuck_step_ends_the_process(start: Start) -> None:

@@ -107,7 +107,7 @@ async def test_cancelling_the_supervisor_kills_the_process() -> None:
 
 async def test_refused_flags_are_final() -> None:
     say = Lines()
-    with pytest.raises(ServiceFailed, match="it"):
+    with pytest.raises(ServiceFailed, match="it cannot start: no such flag"):
         await child("import sys; print('no such flag'); sys.exit(2)", say).run()
     assert say.lines == ["no such flag"]
 

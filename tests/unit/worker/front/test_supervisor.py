@@ -5,13 +5,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from radixmesh.telemetry.metrics import WorkerMetrics
 from tests.fakes.scripted_ranks import READY, ScriptedLauncher, ScriptedRanks
 from worker.front.group import Group, GroupPlan
 from worker.front.meters import Meters
-from worker.front.supervisor import Launch, Pace, Ranks, Supervisor
+from worker.front.supervisor import CannotStart, Launch, Pace, Ranks, Supervisor
+from worker.request import Broken
 
 
 def group() -> Group:
@@ -104,3 +106,43 @@ async def test_a_cancelled_supervisor_leaves_no_rank_and_no_replica_up() -> None
     assert ranks.ended.is_set()
     assert not made.ready
     assert made.info.kv_blocks == READY.kv_blocks
+
+
+def refusing(ranks: ScriptedRanks, reason: str) -> None:
+    """End as ranks do that can't be what they are told to be."""
+    ranks.send(Broken(reason, "not with --tp 2"))
+    ranks.die("rank dp=0 exited with status 1")
+
+
+@pytest.mark.parametrize("reason", ["NOT_SUPPORTED", "INVALID_REQUEST"])
+async def test_ranks_that_refuse_their_configuration_are_not_started_again(reason: str) -> None:
+    launcher = ScriptedLauncher(ready=None)
+    made = group()
+    running = asyncio.ensure_future(
+        Supervisor(made.replicas[0], made, launcher, Pace(last_words_s=0.01)).run()
+    )
+    refusing(await launcher.incarnation(0, 0), reason)
+    with pytest.raises(CannotStart, match="not with --tp 2"):
+        await running
+    assert len(launcher.ranks[0]) == 1
+
+
+async def test_what_may_heal_is_tried_again() -> None:
+    launcher = ScriptedLauncher(ready=None)
+    pace = Pace(backoff_initial_s=0.01, last_words_s=0.01)
+    async with supervised(group(), launcher, pace):
+        refusing(await launcher.incarnation(0, 0), "INTERNAL")
+        refusing(await launcher.incarnation(0, 1), "GROUP_LOST")
+        await launcher.incarnation(0, 2)
+
+
+async def test_a_group_that_has_been_ready_is_not_ended_by_a_refusal() -> None:
+    launcher = ScriptedLauncher()
+    made = group()
+    pace = Pace(backoff_initial_s=0.01, last_words_s=0.01)
+    async with supervised(made, launcher, pace):
+        await made.described()
+        launcher.ready = None
+        (await launcher.incarnation(0, 0)).die()
+        refusing(await launcher.incarnation(0, 1), "INVALID_REQUEST")
+        await launcher.incarnation(0, 2)
