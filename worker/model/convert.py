@@ -1,10 +1,11 @@
 """`radixmesh-convert`: makes a Hugging Face directory of a GGUF file, once.
 
-Knows files and transformers' GGUF reader. A conversion is whole or absent: it is
+Knows files and transformers' GGUF reader. A directory is whole or absent: it is
 written beside its place under a lock and renamed. It never asks a hub.
 """
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -22,16 +23,25 @@ PROG = "radixmesh-convert"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the model directory for a name or path, converting first where needed.
+    """Print the model directory for a name or path, converting a GGUF file first.
 
     Returns:
         The exit status: 0, or 1 with a message on stderr.
     """
-    parser = argparse.ArgumentParser(prog=PROG, description=main.__doc__)
+    description = (main.__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog=PROG, description=description)
     parser.add_argument("model", help="a Hugging Face directory, a .gguf file, or 'smollm2'")
-    model = parser.parse_args(argv).model
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="have it here too; default: in the cache only"
+    )
+    given = parser.parse_args(argv)
     try:
-        folder = convert(model)
+        folder = convert(given.model)
+        if given.output is not None:
+            folder = place(folder, given.output)
+    except OSError as error:
+        _say(str(error))
+        return 1
     except MeshError as error:
         _say(error.message)
         return 1
@@ -54,6 +64,48 @@ def convert(model: str) -> Path:
         if not models.is_model_dir(folder):
             _convert_into(gguf, folder)
     return folder
+
+
+def place(folder: Path, output: Path) -> Path:
+    """Make a model directory at `output` too, of hard links where that can be, else of copies.
+
+    Raises:
+        InvalidRequest: Something else is there.
+        OSError: It cannot be written.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(output.with_name(f".{output.name}.lock")):
+        if _holds_the_same(folder, output):
+            return output
+        if output.exists() and not models.is_model_dir(output) and any(output.iterdir()):
+            raise InvalidRequest(f"--output: {output} holds something that is no model")
+        partial = output.with_name(f".{output.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for file in _files(folder):
+            _link_or_copy(file.resolve(), partial / file.name)
+        shutil.rmtree(output, ignore_errors=True)
+        partial.rename(output)
+    return output
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.is_file())
+
+
+def _holds_the_same(folder: Path, output: Path) -> bool:
+    def seen(place: Path) -> list[tuple[str, int, int]]:
+        stats = [(file.name, file.stat()) for file in _files(place)]
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+    return output.is_dir() and seen(output) == seen(folder)
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(file, target)
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:

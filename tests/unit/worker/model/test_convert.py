@@ -153,3 +153,47 @@ def test_a_changed_gguf_is_converted_anew(gguf: Path, cache: Path) -> None:
     before = models.converted_dir(gguf)
     os.utime(gguf, (1, 1))
     assert models.converted_dir(gguf) != before
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_converted_model_can_be_had_elsewhere_too(
+    gguf: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "models" / "mine"
+    assert main([str(gguf), f"--output={output}"]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    assert models.resolve(str(output)) == output
+    assert content(output) == content(models.resolve(str(gguf)))
+    assert {path.name for path in output.parent.iterdir() if path.is_dir()} == {"mine"}
+
+
+def test_what_lies_at_the_output_is_left_when_it_is_the_same_and_replaced_when_not(
+    model_dir: Path, cache: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "mine"
+    assert main([str(model_dir), f"--output={output}"]) == 0
+    before = output.stat().st_ino
+    assert main([str(model_dir), f"--output={output}"]) == 0
+    assert output.stat().st_ino == before
+    (output / "stale.json").write_text("{}")
+    assert main([str(model_dir), f"--output={output}"]) == 0
+    assert content(output) == content(model_dir)
+
+
+def test_a_folder_that_holds_no_model_is_never_written_over(
+    model_dir: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main([str(model_dir), f"--output={tmp_path}"]) == 1
+    assert "--output" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_output_that_cannot_be_written_is_one_line_and_status_1(
+    model_dir: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(model_dir), "--output=/proc/nothing/mine"]) == 1
+    assert "/proc/nothing" in capsys.readouterr().err
