@@ -26,10 +26,13 @@ from router.edge.fleet import SERVICE_NAME as FLEET_SERVICE
 from router.edge.fleet import FleetService
 from router.edge.grpc import SERVICE_NAME as ROUTER_SERVICE
 from router.edge.grpc import RouterService
-from router.edge.metered import Metered, MeteredFleet
-from router.fleet.registry import GroupAddress
+from router.edge.metered import Metered
+from router.fleet.feed import Index
+from router.fleet.group import GroupAddress
+from router.fleet.meters import Meters
+from router.fleet.registry import Fleet
 from router.fleet.worker_link import WorkerLink
-from router.gauges import Gauges
+from router.gauges import Links, watch
 from router.pipeline import Pace, Pipeline
 from router.policy.policies import POLICIES
 from router.ports import Texts
@@ -40,8 +43,9 @@ from router.tree.meta_tree import MetaTree
 
 logger = logging.getLogger(__name__)
 
-# How often readiness and gauges are looked at.
-TICK_S = 0.25
+# Readiness is looked at after changes of the fleet, but no more often than this. The fleet
+# changes at each of its ticks at the latest, and that also covers the text services.
+HEALTH_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,11 @@ class Core:
     """The router without its edges."""
 
     metrics: RouterMetrics
-    fleet: MeteredFleet
+    fleet: Fleet
     tokenizers: Tokenizers
     detokenizers: Detokenizers
     admission: Admission
     pipeline: Pipeline
-    gauges: Gauges
 
     def ready(self) -> bool:
         """Whether a request can be served now."""
@@ -94,15 +97,14 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     identity = Identity("router", uuid.uuid4().hex)
     rng = random.Random()
     metrics = RouterMetrics(CollectorRegistry())
-    fleet = MeteredFleet(
+    fleet = Fleet(
         [GroupAddress.parse(group) for group in settings.groups],
         policy=POLICIES[settings.policy](),
         connect=lambda address, events: WorkerLink(
             address, events, identity=identity, limits=limits, rng=rng
         ),
-        tree=MetaTree(budget_bytes=settings.index_bytes),
+        index=_index(settings, metrics),
         rng=rng,
-        metrics=metrics,
     )
     tokenizers = Tokenizers(
         settings.tokenizers,
@@ -131,8 +133,14 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         admit=admission.admit,
         pace=pace_of(settings),
         rng=rng,
-        on_loss=lambda service, reason: metrics.resumes.labels(service, reason).inc(),
+        on_loss=lambda service, reason: metrics.output_losses.labels(service, reason).inc(),
     )
+    links: dict[str, Links] = {
+        "worker": fleet,
+        "tokenizer": tokenizers,
+        "detokenizer": detokenizers,
+    }
+    watch(metrics, admission=admission, fleet=fleet, links=links)
     return Core(
         metrics=metrics,
         fleet=fleet,
@@ -140,8 +148,13 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         detokenizers=detokenizers,
         admission=admission,
         pipeline=pipeline,
-        gauges=Gauges(metrics, fleet, admission, tokenizers, detokenizers),
     )
+
+
+def _index(settings: RouterSettings, metrics: RouterMetrics) -> Index:
+    evicted = metrics.tree_evicted_blocks.inc
+    tree = MetaTree(budget_bytes=settings.index_bytes, on_evicted=evicted)
+    return Index(tree, meters=Meters(metrics))
 
 
 def pace_of(settings: RouterSettings) -> Pace:
@@ -268,17 +281,16 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
 
 
 async def _tell_health(core: Core, public: Server) -> None:
-    """Say on the health service whether requests can be served, and refresh the gauges."""
+    """Say on the health service whether requests can be served."""
     was: bool | None = None
     while True:
         ready = core.ready()
         if ready is not was:
             logger.info("ready" if ready else "not ready")
-            await public.health.set("", True)
             await public.health.set(ROUTER_SERVICE, ready)
             was = ready
-        core.gauges.refresh()
-        await asyncio.sleep(TICK_S)
+        await core.fleet.changed()
+        await asyncio.sleep(HEALTH_PAUSE_S)
 
 
 async def _drain(settings: RouterSettings, core: Core, edges: _Edges) -> None:

@@ -1,50 +1,55 @@
-"""Gauges of the router's state, refreshed now and then. Reads everything; changes nothing."""
+"""Gauges of the router's state, read when they are scraped. Reads everything; changes nothing.
 
-from collections import Counter
+Readers run on the thread of the metrics page, too, so they take copies of what the
+event loop may change under them.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
 
 from radixmesh.telemetry.metrics import RouterMetrics
 from router.edge.admission import Admission
 from router.fleet.registry import Fleet
 from router.fleet.views import Phase
 from router.policy.choice import View
-from router.text.detokenizers import Detokenizers
-from router.text.tokenizers import Tokenizers
 
 
-class Gauges:
-    """Keeps the gauges true."""
+class Links(Protocol):
+    """The links to all processes of one service."""
 
-    def __init__(
-        self,
-        metrics: RouterMetrics,
-        fleet: Fleet,
-        admission: Admission,
-        tokenizers: Tokenizers,
-        detokenizers: Detokenizers,
-    ) -> None:
-        self._metrics = metrics
-        self._fleet = fleet
-        self._texts: dict[str, Tokenizers | Detokenizers] = {
-            "tokenizer": tokenizers,
-            "detokenizer": detokenizers,
-        }
-        # Numbers that any thread may read: true at the moment of the scrape.
-        metrics.in_flight.set_function(lambda: admission.running)
-        metrics.queued.set_function(lambda: admission.queued)
+    @property
+    def connected(self) -> int:
+        """How many are up."""
+        ...
 
-    def refresh(self) -> None:
-        """Look at everything else; called on the event loop."""
-        replicas = self._fleet.replicas()
-        counts = Counter((replica.phase, replica.view) for replica in replicas)
-        for phase in Phase:
-            for view in View:
-                gauge = self._metrics.replicas.labels(phase.name.lower(), view.name.lower())
-                gauge.set(counts[phase, view])
-        self._metrics.tree_blocks.set(len(self._fleet.tree))
-        for service, pool in self._texts.items():
-            self._metrics.links_up.labels(service).set(pool.connected)
-            self._metrics.link_entries.labels(service).set(pool.entries)
-        up = {one.group_id for one in replicas if one.phase is not Phase.CONNECTING}
-        self._metrics.links_up.labels("worker").set(len(up))
-        in_flight = sum(replica.in_flight for replica in replicas)
-        self._metrics.link_entries.labels("worker").set(in_flight)
+    @property
+    def entries(self) -> int:
+        """Entries that are open on them."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+        ...
+
+
+def watch(
+    metrics: RouterMetrics, *, admission: Admission, fleet: Fleet, links: Mapping[str, Links]
+) -> None:
+    """Read the gauges from these whenever they are scraped; `links` by service."""
+    metrics.in_flight.set_function(lambda: admission.running)
+    metrics.queued.set_function(lambda: admission.queued)
+    metrics.tree_blocks.set_function(lambda: len(fleet.tree))
+    for phase in Phase:
+        for view in View:
+            gauge = metrics.replicas.labels(phase.name.lower(), view.name.lower())
+            gauge.set_function(partial(fleet.count, phase, view))
+    for service, those in links.items():
+        _watch_links(metrics, service, those)
+
+
+def _watch_links(metrics: RouterMetrics, service: str, links: Links) -> None:
+    metrics.links_up.labels(service).set_function(lambda: links.connected)
+    metrics.link_entries.labels(service).set_function(lambda: links.entries)
+    metrics.link_pending_bytes.labels(service).set_function(lambda: links.pending_bytes)

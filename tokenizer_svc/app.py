@@ -127,7 +127,6 @@ async def _serving(
     server = Server(f"{settings.host}:{settings.port}", [(name, register)])
     try:
         await server.start()
-        await server.health.set("", True)
         await server.health.set(name, True)
         yield server
     finally:

@@ -44,14 +44,15 @@ class _Maker:
 
 
 class RouterMetrics:
-    """What a router counts. `outcome` is `finished`, `cancelled` or an ErrorReason name."""
+    """What a router counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         make = _Maker(registry, "router")
         self.requests = make.counter(
             "requests_total",
-            "Requests that ended, by edge (grpc, http) and outcome.",
+            "Requests that ended, by edge (grpc, http) and outcome "
+            "(finished, cancelled, an ErrorReason).",
             "edge",
             "outcome",
         )
@@ -78,18 +79,21 @@ class RouterMetrics:
         self._declare_links(make)
 
     def _declare_tokens(self, make: _Maker) -> None:
-        self.prompt_tokens = make.counter("prompt_tokens_total", "Prompt ids of admitted requests.")
-        self.cached_tokens = make.counter("cached_tokens_total", "Prompt ids whose KV was reused.")
+        self.prompt_tokens = make.counter("prompt_tokens_total", "Prompt ids of finished requests.")
+        self.cached_tokens = make.counter(
+            "cached_tokens_total", "Those of them whose KV was reused."
+        )
         self.completion_tokens = make.counter("completion_tokens_total", "Output ids delivered.")
         self.prompt_size_tokens = make.histogram(
-            "prompt_size_tokens", "Prompt ids per request.", buckets=TOKENS
+            "prompt_size_tokens", "Prompt ids per finished request.", buckets=TOKENS
         )
         self.predicted_tokens = make.counter(
-            "predicted_tokens_total", "Prompt ids that the meta-tree expected to be reused."
+            "predicted_tokens_total", "Those of them that the router expected to be reused."
         )
-        self.resumes = make.counter(
-            "resumes_total",
-            "Outputs continued elsewhere, by lost service (worker, detokenizer) and reason.",
+        self.output_losses = make.counter(
+            "output_losses_total",
+            "Times that an output lost its replica or detokenizer, by service "
+            "(worker, detokenizer) and ErrorReason.",
             "service",
             "reason",
         )
@@ -97,7 +101,8 @@ class RouterMetrics:
     def _declare_fleet(self, make: _Maker) -> None:
         self.replicas = make.gauge(
             "replicas_count",
-            "Replicas by phase (starting to down) and view (synced, degraded, blind).",
+            "Replicas by phase (connecting, ready, draining, down) "
+            "and view (exact, degraded, blind).",
             "phase",
             "view",
         )
@@ -114,15 +119,13 @@ class RouterMetrics:
         self.feed_events = make.counter(
             "feed_events_total", "Cache events applied, by kind (stored, removed, cleared).", "kind"
         )
-        self.feed_gaps = make.counter(
-            "feed_gaps_total", "Gaps in the numbers of a replica's cache events."
+        self.view_losses = make.counter(
+            "view_losses_total",
+            "Views that could not be trusted any more, by cause "
+            "(gap, digest, contradiction, silence).",
+            "cause",
         )
-        self.digest_mismatches = make.counter(
-            "digest_mismatches_total", "Digests that a replica's view did not match."
-        )
-        self.resyncs = make.counter(
-            "resyncs_total", "Snapshots asked for, by cause (gap, digest, attach).", "cause"
-        )
+        self.resyncs = make.counter("resyncs_total", "Snapshots asked for after a loss.")
 
     def _declare_links(self, make: _Maker) -> None:
         self.links_up = make.gauge(
@@ -131,7 +134,7 @@ class RouterMetrics:
             "service",
         )
         self.links_lost = make.counter(
-            "links_lost_total", "Links that were lost, by service.", "service"
+            "links_lost_total", "Links that were up and ended, by service.", "service"
         )
         self.link_entries = make.gauge(
             "link_entries_count", "Entries open on links, by service.", "service"

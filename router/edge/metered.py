@@ -1,16 +1,15 @@
-"""What is counted of requests and choices. Wraps the pipeline and the fleet; changes nothing."""
+"""What is counted of requests. Wraps the pipeline; changes nothing."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from radixmesh.blocks import ID_BYTES
-from radixmesh.errors import MeshError
+from radixmesh.errors import InternalError, MeshError
 from radixmesh.telemetry.metrics import RouterMetrics
-from router.fleet.ask import Ask, ModelInfo
-from router.fleet.booking import Booking
-from router.fleet.registry import Fleet
+from router.fleet.ask import ModelInfo
 from router.pipeline import Pipeline
 from router.request import Delta, Event, Finish, GenerateRequest
 
@@ -48,35 +47,22 @@ class Metered:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """Run a request; see `Pipeline.generate`."""
         record = _Record(self._metrics, self._clock)
-        outcome = CANCELLED
+        outcome = InternalError.reason
         try:
             async with aclosing(self._pipeline.generate(request)) as events:
                 async for event in events:
                     record.note(event)
                     yield event
             outcome = FINISHED
+        except (GeneratorExit, asyncio.CancelledError):
+            outcome = CANCELLED
+            raise
         except MeshError as error:
             outcome = error.reason
             raise
         finally:
             self._metrics.requests.labels(self._edge, outcome).inc()
             record.end()
-
-
-class MeteredFleet(Fleet):
-    """A fleet whose choices are counted and timed; other arguments are the fleet's."""
-
-    def __init__(self, *args: Any, metrics: RouterMetrics, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._metrics = metrics
-
-    def place(self, ask: Ask) -> Booking:
-        """Choose a replica; see `Fleet.place`."""
-        began = time.perf_counter()
-        booking = super().place(ask)
-        self._metrics.choice_seconds.observe(time.perf_counter() - began)
-        self._metrics.choices.labels(booking.policy).inc()
-        return booking
 
 
 class _Record:

@@ -75,5 +75,4 @@ def replica_view(group: Group, dp_rank: int, now: float) -> ReplicaView:
         cached_tokens=replica.counters.cached_tokens,
         prefill_rate=load.prefill_rate,
         topology=info.topology if info else "",
-        resnapshots=replica.feed.resnapshots,
     )

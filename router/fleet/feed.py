@@ -10,9 +10,11 @@ asks for a new snapshot.
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from router.fleet.changes import Change, Chunk, Cleared, Digest, Removed, Stored
+from router.fleet.meters import Loss, Meters
 from router.policy.choice import View
 from router.tree.inflight import InFlight
 from router.tree.meta_tree import FeedBroken, MetaTree
@@ -29,48 +31,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Consecutive blocks of one prompt below `parent` (0: the prompt's first)."""
+class Index:
+    """What the feeds of all replicas share: the tree, the marks they confirm, the meters."""
 
-    parent: int
-    keys: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Blocks that left, children before parents."""
-
-    keys: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """The cache was emptied."""
-
-    keys: Sequence[int] = ()
-
-
-Change = Stored | Removed | Cleared
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A part of a snapshot: keys, and the parent of each, parents first."""
-
-    as_of: int
-    keys: Sequence[int]
-    parents: Sequence[int]
-    first: bool = False
-    last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Digest:
-    """What the cache holds after event `sequence`."""
-
-    sequence: int
-    block_count: int
-    xor_keys: int
+    tree: MetaTree = field(default_factory=MetaTree)
+    inflight: InFlight = field(default_factory=InFlight)
+    meters: Meters = field(default_factory=Meters)
 
 
 class _Stage(enum.Enum):
@@ -85,8 +51,7 @@ class Feed:
     """Keeps one replica's part of the meta-tree equal to its cache, or says that it isn't.
 
     Args:
-        tree: Where the keys go.
-        inflight: Marks that a stored block confirms.
+        index: Where the keys go.
         ask: Asks the replica for a new snapshot.
         on_lost: Told the instant at which the view stopped being trusted.
         name: For logs.
@@ -94,21 +59,20 @@ class Feed:
 
     def __init__(
         self,
-        tree: MetaTree,
-        inflight: InFlight,
+        index: Index,
         *,
         ask: Callable[[], None],
         on_lost: Callable[[float], None],
         name: str,
     ) -> None:
-        self._tree = tree
-        self._inflight = inflight
+        self._tree = index.tree
+        self._inflight = index.inflight
+        self._meters = index.meters
         self._ask = ask
         self._on_lost = on_lost
         self._name = name
-        self.number = tree.join()
+        self.number = self._tree.join()
         self.view = View.DEGRADED
-        self.resnapshots = 0
         self._stage = _Stage.OFF
         self._last = 0
         self._held: dict[int, Change] = {}
@@ -167,7 +131,7 @@ class Feed:
         try:
             self._tree.store_pairs(self.number, chunk.keys, chunk.parents)
         except FeedBroken as error:
-            self._lose(str(error), now)
+            self._lose(Loss.CONTRADICTION, str(error), now)
             return
         self._inflight.confirm(self.number, chunk.keys)
         if chunk.last:
@@ -181,7 +145,7 @@ class Feed:
             if sequence == self._last + 1:
                 self._apply(sequence, change, now)
                 return
-            self._lose(f"change {sequence} came after {self._last}", now)
+            self._lose(Loss.GAP, f"change {sequence} came after {self._last}", now)
         if self._stage in (_Stage.WAITING, _Stage.LOADING):
             self._hold(sequence, change)
 
@@ -193,9 +157,10 @@ class Feed:
         if digest.sequence < self._last:
             return
         if digest.sequence > self._last:
-            self._lose(f"a digest of change {digest.sequence} came after {self._last}", now)
+            why = f"a digest of change {digest.sequence} came after {self._last}"
+            self._lose(Loss.GAP, why, now)
         elif (digest.block_count, digest.xor_keys) != self._tree.digest(self.number):
-            self._lose("the digest differs", now)
+            self._lose(Loss.DIGEST, "the digest differs", now)
         else:
             self._progress_at = now
             if not self._recent_strikes(now):
@@ -205,9 +170,9 @@ class Feed:
         """Notice what did not come."""
         silent_s = now - self._progress_at
         if self._stage in (_Stage.WAITING, _Stage.LOADING) and silent_s > SNAPSHOT_TIMEOUT_S:
-            self._lose("the snapshot is late", now)
+            self._lose(Loss.SILENCE, "the snapshot is late", now)
         elif self._stage is _Stage.LIVE and silent_s > SILENCE_S:
-            self._lose("the feed is silent", now)
+            self._lose(Loss.SILENCE, "the feed is silent", now)
         elif self._stage is _Stage.RESTING and now >= self._retry_at:
             self._wait_for_snapshot(now)
 
@@ -233,13 +198,15 @@ class Feed:
                 case Cleared():
                     self._tree.clear(self.number)
         except FeedBroken as error:
-            self._lose(str(error), now)
+            self._lose(Loss.CONTRADICTION, str(error), now)
         else:
             self._last = sequence
+            self._meters.applied(change)
 
-    def _lose(self, why: str, now: float) -> None:
+    def _lose(self, loss: Loss, why: str, now: float) -> None:
         """The view can't be trusted: drop it; ask again, or rest after too many times."""
         self._drop_view()
+        self._meters.view_lost(loss)
         self._strikes.append(now)
         strikes = self._recent_strikes(now)
         logger.warning(
@@ -258,7 +225,7 @@ class Feed:
     def _wait_for_snapshot(self, now: float) -> None:
         self._forget_held()
         self._stage, self._progress_at = _Stage.WAITING, now
-        self.resnapshots += 1
+        self._meters.resync()
         self._ask()
 
     def _distrust(self, view: View, now: float) -> None:

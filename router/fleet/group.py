@@ -5,26 +5,40 @@ present incarnation; everything of an old one is gone. Knows no other group.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from radixmesh.errors import GroupLost, MeshError
 from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
-from router.fleet.feed import Change, Chunk, Digest
+from router.fleet.changes import Change, Chunk, Digest
+from router.fleet.feed import Index
 from router.fleet.replica import SNAPSHOT_GRACE_S, Replica, Reported
 from router.fleet.wire import GroupInfo
-from router.fleet.worker_link import GroupEvents, Ticket
+from router.fleet.worker_link import Entry, GroupEvents, Ticket
 from router.fleet.workload import Report
-from router.tree.inflight import InFlight
-from router.tree.meta_tree import MetaTree
 
 logger = logging.getLogger(__name__)
 
 
 class GroupLink(Protocol):
     """The link of a group, as a group uses it; `worker_link.WorkerLink`."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is up."""
+        ...
+
+    @property
+    def entries(self) -> Mapping[int, Entry]:
+        """The outputs on it, by number."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+        ...
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -65,8 +79,7 @@ class Group:
         where: GroupAddress,
         *,
         connect: Connect,
-        tree: MetaTree,
-        inflight: InFlight,
+        index: Index,
         clock: Callable[[], float],
         on_change: Callable[[], None],
     ) -> None:
@@ -75,8 +88,7 @@ class Group:
         self.info: GroupInfo | None = None
         self.replicas: dict[int, Replica] = {}
         self.drained = False
-        self._tree = tree
-        self._inflight = inflight
+        self._index = index
         self._clock = clock
         self._on_change = on_change
         self._added_at = clock()
@@ -141,8 +153,7 @@ class Group:
         replica = Replica(
             self.group_id,
             dp_rank,
-            tree=self._tree,
-            inflight=self._inflight,
+            index=self._index,
             ask=lambda: self.link.resnapshot(dp_rank),
         )
         replica.drained = self.drained
@@ -192,6 +203,7 @@ class Group:
     def on_down(self, error: MeshError) -> None:
         """The link is lost; every output on it was told."""
         logger.warning("group down", extra={"group": self.group_id, "error": error.message})
+        self._index.meters.link_lost()
         now = self._clock()
         for replica in self.replicas.values():
             replica.on_link_down(now)

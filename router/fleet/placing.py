@@ -1,5 +1,6 @@
 """Turns groups and an ask into candidates. Knows block keys and namespaces; chooses nothing."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from router.fleet.group import Group
 from router.fleet.replica import RESUMES_UNSTARTED_LIMIT, Replica
 from router.fleet.views import Phase
 from router.fleet.wire import GroupInfo
-from router.fleet.workload import Report
+from router.fleet.workload import Charge, Report
 from router.policy.choice import Candidate
 from router.tree.meta_tree import MetaTree
 
@@ -107,6 +108,14 @@ def unfit(info: GroupInfo, replica: Replica, ask: Ask, now: float) -> str:
     if ask.resume and not takes_resume(replica):
         return f"{RESUMES_UNSTARTED_LIMIT} interrupted streams wait there"
     return ""
+
+
+def charge(candidate: Candidate, ask: Ask) -> Charge:
+    """Return what the ask puts on the replica that it goes to."""
+    missing = candidate.prompt_tokens - candidate.matched_blocks * candidate.block_tokens
+    tokens = max(1, missing)
+    blocks = math.ceil(tokens / candidate.block_tokens)
+    return Charge(tokens=tokens, blocks=blocks, resume=ask.resume)
 
 
 def takes_resume(replica: Replica) -> bool:

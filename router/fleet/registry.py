@@ -6,7 +6,6 @@ output. Clock and chance come from outside.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterable
 from random import Random
@@ -23,30 +22,15 @@ from radixmesh.errors import (
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
 from router.fleet.catalog import model_info, ready_replicas, replica_view, serving
+from router.fleet.feed import Index
 from router.fleet.group import Connect, Group, GroupAddress
-from router.fleet.placing import Site, preferred, sites, takes_resume
+from router.fleet.placing import Site, charge, preferred, sites, takes_resume
 from router.fleet.replica import RESUMES_UNSTARTED_LIMIT
-from router.fleet.views import ReplicaView
+from router.fleet.views import Phase, ReplicaView
 from router.fleet.waiting import Waiters
 from router.fleet.worker_link import Ticket
-from router.fleet.workload import Charge
-from router.policy.choice import CandidatePrice, Policy
+from router.policy.choice import CandidatePrice, Policy, View
 from router.policy.price import price_all
-from router.tree.inflight import InFlight
-from router.tree.meta_tree import MetaTree
-
-__all__ = [
-    "Ask",
-    "Booking",
-    "CandidatePrice",
-    "Fleet",
-    "GroupAddress",
-    "ModelInfo",
-    "ReplicaView",
-    "SubmitSpec",
-    "Ticket",
-    "WorkerSink",
-]
 
 TICK_S = 0.5
 _SWEEP_PER_TICK = 20_000
@@ -59,7 +43,7 @@ class Fleet:
         groups: Known at the start; `add_group` and `remove_group` change them later.
         policy: Chooses among replicas that are fit.
         connect: Makes the link of a group; `WorkerLink` with this router's identity.
-        tree: The index of prefixes, with its budget.
+        index: The meta-tree with its budget, the marks, the meters.
         clock: Monotonic seconds.
         rng: Chance of ties.
     """
@@ -70,12 +54,13 @@ class Fleet:
         *,
         policy: Policy,
         connect: Connect,
-        tree: MetaTree | None = None,
+        index: Index | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
     ) -> None:
-        self.tree = MetaTree() if tree is None else tree
-        self.inflight = InFlight()
+        self._index = index or Index()
+        self.tree = self._index.tree
+        self.inflight = self._index.inflight
         self.policy = policy
         self._connect = connect
         self._clock = clock
@@ -118,6 +103,21 @@ class Fleet:
         now = self._clock()
         return all(group.settled(now) for group in self._groups.values())
 
+    @property
+    def connected(self) -> int:
+        """How many groups are connected."""
+        return sum(group.link.connected for group in list(self._groups.values()))
+
+    @property
+    def entries(self) -> int:
+        """Entries that are open, at all of them."""
+        return sum(len(group.link.entries) for group in list(self._groups.values()))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes, to all of them."""
+        return sum(group.link.pending_bytes for group in list(self._groups.values()))
+
     def models(self) -> list[ModelInfo]:
         """Return what is served, by name. A group that is away still counts as serving it."""
         names = {group.info.model for group in self._groups.values() if group.info}
@@ -140,8 +140,13 @@ class Fleet:
             NoReplicaReady: None can take it now.
             TokenizerMismatch: The ids are of another tokenizer than every group's.
         """
-        now = self._clock()
-        found = sites(self._serving(ask.model), ask, self.tree, now)
+        with self._index.meters.choosing():
+            site, price = self._choose(ask)
+        self._index.meters.chosen(self.policy.name)
+        return self._book(site, ask, price)
+
+    def _choose(self, ask: Ask) -> tuple[Site, CandidatePrice]:
+        found = sites(self._serving(ask.model), ask, self.tree, self._clock())
         fit = [site for site in found if not site.candidate.reason]
         if not fit:
             raise self._refusal(found, ask)
@@ -150,8 +155,7 @@ class Fleet:
         choice = self.policy.choose(
             [price for price in prices if (price.group_id, price.dp_rank) in wanted], self._rng
         )
-        site = wanted[choice.price.group_id, choice.price.dp_rank]
-        return self._book(site, ask, choice.price, now)
+        return wanted[choice.price.group_id, choice.price.dp_rank], choice.price
 
     async def wait_ready(self, model: str, *, resume: bool = False) -> None:
         """Return when a replica of the model can take work.
@@ -191,6 +195,15 @@ class Fleet:
         found = sites(self._serving(ask.model), ask, self.tree, self._clock())
         prices = price_all([site.candidate for site in found], max_tokens=ask.max_tokens)
         return sorted(prices, key=lambda price: (not price.eligible, price.total_s))
+
+    def count(self, phase: Phase, view: View) -> int:
+        """Return how many replicas are in a phase and have a view of this kind."""
+        now = self._clock()
+        return sum(
+            (replica.phase(now), replica.feed.view) == (phase, view)
+            for group in list(self._groups.values())
+            for replica in list(group.replicas.values())
+        )
 
     def replicas(self) -> list[ReplicaView]:
         """Return all replicas, by group, then rank."""
@@ -256,8 +269,7 @@ class Fleet:
         group = Group(
             where,
             connect=self._connect,
-            tree=self.tree,
-            inflight=self.inflight,
+            index=self._index,
             clock=self._clock,
             on_change=self._on_change,
         )
@@ -284,9 +296,8 @@ class Fleet:
             return TokenizerMismatch(f"no worker group of {ask.model!r} has this tokenizer")
         return NoReplicaReady(f"no replica of {ask.model!r} can take requests now")
 
-    def _book(self, site: Site, ask: Ask, price: CandidatePrice, now: float) -> Booking:
-        replica, candidate = site.replica, site.candidate
-        missing = candidate.prompt_tokens - candidate.matched_blocks * candidate.block_tokens
+    def _book(self, site: Site, ask: Ask, price: CandidatePrice) -> Booking:
+        replica, candidate, now = site.replica, site.candidate, self._clock()
         counters = replica.counters
 
         def count_cached(tokens: int) -> None:
@@ -306,11 +317,7 @@ class Fleet:
             predicted_wait_s=price.wait_s,
             policy=self.policy.name,
             booked_at=now,
-            charge=Charge(
-                tokens=max(1, missing),
-                blocks=math.ceil(max(1, missing) / candidate.block_tokens),
-                resume=ask.resume,
-            ),
+            charge=charge(candidate, ask),
             marks=self.inflight.mark(replica.feed.number, site.keys[candidate.matched_blocks :]),
             on_release=unbook,
             on_cached=count_cached,

@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.fleet.booking import Booking
-from router.fleet.feed import Feed
+from router.fleet.feed import Feed, Index
 from router.fleet.views import Phase
 from router.fleet.workload import Workload
 from router.policy.choice import View
-from router.tree.inflight import InFlight
-from router.tree.meta_tree import MetaTree
 from router.tree.predicted import Predicted
 
 SNAPSHOT_GRACE_S = 10.0  # a replica that sends no snapshot gets requests after so long
@@ -49,20 +47,17 @@ class Replica:
         group_id: str,
         dp_rank: int,
         *,
-        tree: MetaTree,
-        inflight: InFlight,
+        index: Index,
         ask: Callable[[], None],
     ) -> None:
         self.group_id = group_id
         self.dp_rank = dp_rank
-        self.feed = Feed(
-            tree, inflight, ask=ask, on_lost=self._remember, name=f"{group_id}/{dp_rank}"
-        )
+        self.feed = Feed(index, ask=ask, on_lost=self._remember, name=f"{group_id}/{dp_rank}")
         self.workload = Workload()
         self.counters = Counters()
         self.incarnation = 0
         self.drained = False  # by an administrator
-        self._inflight = inflight
+        self._inflight = index.inflight
         self._predicted = Predicted()
         self._bookings: dict[Booking, Sequence[int]] = {}
         self._reported = Reported.DOWN

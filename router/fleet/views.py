@@ -24,7 +24,6 @@ class ReplicaView:
         in_flight: Requests of this router there.
         routed: Requests sent there since this router started.
         prompt_tokens, cached_tokens: Prompt ids of those, and how many were reused.
-        resnapshots: How often its view had to be asked for anew.
     """
 
     group_id: str
@@ -46,4 +45,3 @@ class ReplicaView:
     cached_tokens: int
     prefill_rate: float
     topology: str
-    resnapshots: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from radixmesh.common.v1 import sampling_pb2
 from radixmesh.worker.v1 import feed_pb2, worker_service_pb2
 from router.fleet.ask import SubmitSpec
-from router.fleet.feed import Change, Cleared, Removed, Stored
+from router.fleet.changes import Change, Cleared, Removed, Stored
 from router.fleet.workload import Report
 from router.request import Sampling
 

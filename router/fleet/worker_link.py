@@ -7,7 +7,7 @@ passes to the group. It keeps no picture of the group.
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from radixmesh.blocks import split_run
@@ -16,7 +16,7 @@ from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
 from radixmesh.worker.v1 import feed_pb2, worker_service_pb2, worker_service_pb2_grpc
 from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
-from router.fleet.feed import Change, Chunk, Digest
+from router.fleet.changes import Change, Chunk, Digest
 from router.fleet.replica import Reported
 from router.fleet.wire import GroupInfo, from_event, from_info, from_load, to_submit
 from router.fleet.workload import Report
@@ -123,6 +123,16 @@ class WorkerLink:
     def connected(self) -> bool:
         """Whether the link is up."""
         return self._link.connected
+
+    @property
+    def entries(self) -> Mapping[int, Entry]:
+        """The outputs on it, by number; a live view."""
+        return self._link.entries
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+        return self._link.pending_bytes
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""

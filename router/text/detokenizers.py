@@ -136,6 +136,11 @@ class DetokenizerInstance:
         """How many outputs it turns into text."""
         return len(self._link.entries)
 
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+        return self._link.pending_bytes
+
     async def run(self) -> None:
         """Keep the link up until cancelled."""
         await self._link.run()
@@ -255,6 +260,11 @@ class Detokenizers:
     def entries(self) -> int:
         """Entries that are open, at all of them."""
         return sum(one.load for one in self._pool.instances)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes, to all of them."""
+        return sum(one.pending_bytes for one in self._pool.instances)
 
     async def run(self) -> None:
         """Keep the links up until cancelled."""

@@ -7,7 +7,7 @@ ancestors, so how deep it matches is found by binary search.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from router.tree.branches import Branches
@@ -40,10 +40,20 @@ class MetaTree:
     Replica numbers come from `join` and are never reused. Inside, a replica owns a
     bit of the masks; when it is cleared its bit leaves the live mask at once, and
     the bit is given to another only after a sweep has taken it out of all masks.
+
+    Args:
+        budget_bytes: Over it, the oldest branches go.
+        on_evicted: Told how many blocks the budget dropped.
     """
 
-    def __init__(self, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        on_evicted: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._limit = max(1, budget_bytes // BYTES_PER_KEY)
+        self._on_evicted = on_evicted
         self._holders: dict[int, int] = {}
         self._branches = Branches()
         self._masks: dict[int, int] = {}
@@ -65,11 +75,6 @@ class MetaTree:
 
     def __repr__(self) -> str:
         return f"<MetaTree of {len(self)} keys, {len(self._replicas)} replicas>"
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory of the index; at most the budget."""
-        return len(self._holders) * BYTES_PER_KEY
 
     @property
     def slot_count(self) -> int:
@@ -244,10 +249,12 @@ class MetaTree:
             return
         while self._dead:
             self.sweep(len(self._holders) + 1)
+        swept = len(self._holders)
         while len(self._holders) > self._limit:
             for key in self._branches.oldest():
                 self._partial |= self._holders.pop(key)
                 self._branches.drop(key)
+        self._on_evicted(swept - len(self._holders))
 
     def _take_slot(self, replica: int) -> _Holding:
         if self._free_slots:

@@ -6,7 +6,8 @@ from random import Random
 from radixmesh.errors import MeshError
 from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
-from router.fleet.feed import Chunk
+from router.fleet.changes import Chunk
+from router.fleet.feed import Index
 from router.fleet.group import GroupAddress
 from router.fleet.registry import Fleet
 from router.fleet.replica import Reported
@@ -55,6 +56,8 @@ class FakeGroupLink:
         self.resnapshots: list[int] = []
         self.entries: dict[int, Entry] = {}
         self.last_entry = 0
+        self.connected = True
+        self.pending_bytes = 0
 
     async def run(self) -> None:
         raise NotImplementedError
@@ -109,7 +112,7 @@ class FakeFleet:
             [GroupAddress(f"{name}:1", name) for name in names],
             policy=policy or Price(),
             connect=self._connect,
-            tree=self.tree,
+            index=Index(self.tree),
             clock=self.clock,
             rng=Random(seed),
         )

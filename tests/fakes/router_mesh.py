@@ -5,7 +5,7 @@ is only looked at from outside: its gRPC API, FleetService and metrics page.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,6 +190,7 @@ async def run_mesh(
     tokenizers: int = 1,
     detokenizers: int = 1,
     extra_groups: tuple[str, ...] = (),
+    text_metrics: Sequence[int] = (0, 0),
     shape: dict[str, Any] | None = None,
     **flags: Any,
 ) -> AsyncGenerator[RouterMesh]:
@@ -201,6 +202,7 @@ async def run_mesh(
         tokenizers: Services.
         detokenizers: Services.
         extra_groups: Addresses of groups that are not ours.
+        text_metrics: Ports for the metrics pages of tokenizer and detokenizer; 0: none.
         shape: Of the fake workers, `FakeShape`.
         flags: Of the router.
     """
@@ -217,11 +219,11 @@ async def run_mesh(
         ]
         behind = [await stack.enter_async_context(proxy_to(fake.port)) for fake in fakes]
         encoding = [
-            await stack.enter_async_context(_text_service(_tokenizer, model_dir))
+            await stack.enter_async_context(_text_service(_tokenizer, model_dir, text_metrics[0]))
             for _ in range(tokenizers)
         ]
         decoding = [
-            await stack.enter_async_context(_text_service(_detokenizer, model_dir))
+            await stack.enter_async_context(_text_service(_detokenizer, model_dir, text_metrics[1]))
             for _ in range(detokenizers)
         ]
         settings = RouterSettings(
@@ -278,14 +280,15 @@ async def _end(router: asyncio.Task[None], stop: asyncio.Event) -> None:
         await router
 
 
-Run = Callable[[Path, asyncio.Event, Callable[[int], None]], Coroutine[Any, Any, None]]
+Run = Callable[[dict[str, Any], asyncio.Event, Callable[[int], None]], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def _text_service(run: Run, model_dir: Path) -> AsyncGenerator[TcpProxy]:
+async def _text_service(run: Run, model_dir: Path, metrics: int) -> AsyncGenerator[TcpProxy]:
     stop = asyncio.Event()
+    flags = {"model": str(model_dir), "model_name": "tiny", "port": 0, "metrics_port": metrics}
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    service = asyncio.create_task(run(model_dir, stop, port.set_result))
+    service = asyncio.create_task(run(flags, stop, port.set_result))
     try:
         async with proxy_to(await port) as proxy:
             yield proxy
@@ -293,13 +296,13 @@ async def _text_service(run: Run, model_dir: Path) -> AsyncGenerator[TcpProxy]:
         await _end(service, stop)
 
 
-async def _tokenizer(model_dir: Path, stop: asyncio.Event, on_ready: Callable[[int], None]) -> None:
-    settings = TokenizerSettings(model=str(model_dir), model_name="tiny", port=0)
-    await serve_tokenizer(settings, stop, on_ready=on_ready)
+async def _tokenizer(
+    flags: dict[str, Any], stop: asyncio.Event, on_ready: Callable[[int], None]
+) -> None:
+    await serve_tokenizer(TokenizerSettings(**flags), stop, on_ready=on_ready)
 
 
 async def _detokenizer(
-    model_dir: Path, stop: asyncio.Event, on_ready: Callable[[int], None]
+    flags: dict[str, Any], stop: asyncio.Event, on_ready: Callable[[int], None]
 ) -> None:
-    settings = DetokenizerSettings(model=str(model_dir), model_name="tiny", port=0)
-    await serve_detokenizer(settings, stop, on_ready=on_ready)
+    await serve_detokenizer(DetokenizerSettings(**flags), stop, on_ready=on_ready)

@@ -73,3 +73,11 @@ async def test_a_client_that_leaves_is_counted_as_cancelled() -> None:
     await asyncio.wait([task])
     assert bench.outcomes("cancelled") == 1
     assert bench.value("request_seconds_count") == 1
+
+
+async def test_a_request_that_a_bug_ends_is_counted_as_that() -> None:
+    bench = Bench([*words("a")[:1], RuntimeError("a bug")])
+    with pytest.raises(RuntimeError):
+        await bench.run()
+    assert bench.outcomes("INTERNAL") == 1
+    assert bench.outcomes("cancelled") == 0

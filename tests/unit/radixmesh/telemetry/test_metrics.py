@@ -51,9 +51,9 @@ def test_labels_come_from_our_own_words(registry: CollectorRegistry) -> None:
 
 def test_two_sets_of_metrics_in_one_process_do_not_meet() -> None:
     first, second = CollectorRegistry(), CollectorRegistry()
-    RouterMetrics(first).resyncs.labels("gap").inc()
+    RouterMetrics(first).view_losses.labels("gap").inc()
     RouterMetrics(second)
-    name = "radixmesh_router_resyncs_total"
+    name = "radixmesh_router_view_losses_total"
     assert first.get_sample_value(name, {"cause": "gap"}) == 1
     assert second.get_sample_value(name, {"cause": "gap"}) is None
 

@@ -5,17 +5,14 @@ from itertools import pairwise
 
 import pytest
 
+from router.fleet.changes import Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.feed import (
     BACKOFF_MAX_S,
     HELD_KEYS_LIMIT,
     SILENCE_S,
     SNAPSHOT_TIMEOUT_S,
-    Chunk,
-    Cleared,
-    Digest,
     Feed,
-    Removed,
-    Stored,
+    Index,
 )
 from router.policy.choice import View
 from router.tree.inflight import InFlight
@@ -31,9 +28,8 @@ class Rig:
         self.tree, self.inflight = MetaTree(), InFlight()
         self.asked = 0
         self.lost: list[float] = []
-        self.feed = Feed(
-            self.tree, self.inflight, ask=self._ask, on_lost=self.lost.append, name="g/0"
-        )
+        index = Index(self.tree, self.inflight)
+        self.feed = Feed(index, ask=self._ask, on_lost=self.lost.append, name="g/0")
         self.feed.begin(0.0)
 
     def _ask(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from radixmesh.errors import LinkLost
 from radixmesh.worker.v1 import feed_pb2
-from router.fleet.feed import Chunk, Digest
+from router.fleet.changes import Chunk, Digest
 from router.fleet.group import Group
 from router.fleet.replica import Reported
 from router.fleet.wire import from_event

@@ -9,7 +9,7 @@ import pytest
 from radixmesh.blocks import Namespace, block_keys, pack_ids
 from radixmesh.errors import ModelNotServed, NoReplicaReady, TokenizerMismatch
 from router.fleet.ask import Ask
-from router.fleet.feed import Stored
+from router.fleet.changes import Stored
 from router.fleet.replica import LEASE_S, RESUMES_UNSTARTED_LIMIT, SNAPSHOT_GRACE_S, Reported
 from router.fleet.views import Phase
 from router.fleet.workload import REPORT_LIFE_S, Report

@@ -1,0 +1,60 @@
+"""What the fleet counts, in the terms of its own code. Knows metrics; decides nothing."""
+
+import enum
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry
+
+from radixmesh.telemetry.metrics import RouterMetrics
+from router.fleet.changes import Change, Cleared, Removed, Stored
+
+_KINDS: dict[type[Change], str] = {Stored: "stored", Removed: "removed", Cleared: "cleared"}
+
+
+class Loss(enum.Enum):
+    """Why a view can't be trusted any more."""
+
+    GAP = enum.auto()  # a change is missing
+    DIGEST = enum.auto()  # the replica's digest is another one
+    CONTRADICTION = enum.auto()  # a change that can't follow from what was said before
+    SILENCE = enum.auto()  # no snapshot, or no digest, in time
+
+
+class Meters:
+    """The fleet's side of `RouterMetrics`; without any, what it counts is seen by nobody."""
+
+    def __init__(self, metrics: RouterMetrics | None = None) -> None:
+        self._metrics = metrics or RouterMetrics(CollectorRegistry())
+        events = self._metrics.feed_events
+        self._events = {kind: events.labels(name) for kind, name in _KINDS.items()}
+        losses = self._metrics.view_losses
+        self._losses = {loss: losses.labels(loss.name.lower()) for loss in Loss}
+
+    @contextmanager
+    def choosing(self) -> Generator[None]:
+        """Time a choice."""
+        began = time.perf_counter()
+        yield
+        self._metrics.choice_seconds.observe(time.perf_counter() - began)
+
+    def chosen(self, policy: str) -> None:
+        """A request was placed."""
+        self._metrics.choices.labels(policy).inc()
+
+    def applied(self, change: Change) -> None:
+        """A replica's cache changed, and so did its view."""
+        self._events[type(change)].inc()
+
+    def view_lost(self, loss: Loss) -> None:
+        """A replica's view can't be trusted any more."""
+        self._losses[loss].inc()
+
+    def resync(self) -> None:
+        """A new snapshot was asked for."""
+        self._metrics.resyncs.inc()
+
+    def link_lost(self) -> None:
+        """The link of a group has ended."""
+        self._metrics.links_lost.labels("worker").inc()
