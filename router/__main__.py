@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from radixmesh.rpc.lifecycle import start
+from radixmesh.rpc.lifecycle import lacking, start
 from radixmesh.settings import load
 from router.app import serve
 from router.settings import RouterSettings
@@ -16,13 +16,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; return the exit status."""
     settings = load(RouterSettings, sys.argv[1:] if argv is None else argv, prog=PROG)
     title = f"groups={len(settings.groups)} policy={settings.policy}"
-    return start(
-        PROG,
-        partial(serve, settings),
-        title=title,
-        log_level=settings.log_level,
-        log_json=settings.log_json,
-    )
+    try:
+        return start(
+            PROG,
+            partial(serve, settings),
+            title=title,
+            log_level=settings.log_level,
+            log_json=settings.log_json,
+        )
+    except ModuleNotFoundError as error:
+        return lacking(PROG, error, "http")
 
 
 if __name__ == "__main__":

@@ -1,41 +1,39 @@
 """`python -m tokenizer_svc tokenizer|detokenizer`: read the flags and run one of the services."""
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 from radixmesh.errors import InvalidRequest
-from radixmesh.rpc.lifecycle import start
+from radixmesh.rpc.lifecycle import lacking, start
 from radixmesh.settings import load
-from tokenizer_svc.app import serve_detokenizer, serve_tokenizer, served_name
 from tokenizer_svc.settings import DetokenizerSettings, TokenizerSettings
-
-Settings = TypeVar("Settings", TokenizerSettings, DetokenizerSettings)
 
 
 def tokenizer_main(argv: Sequence[str] | None = None) -> int:
     """Run the tokenizer; return the exit status."""
-    return _run("radixmesh-tokenizer", TokenizerSettings, serve_tokenizer, argv)
+    prog = "radixmesh-tokenizer"
+    return _run(prog, load(TokenizerSettings, sys.argv[1:] if argv is None else argv, prog=prog))
 
 
 def detokenizer_main(argv: Sequence[str] | None = None) -> int:
     """Run the detokenizer; return the exit status."""
-    return _run("radixmesh-detokenizer", DetokenizerSettings, serve_detokenizer, argv)
+    prog = "radixmesh-detokenizer"
+    return _run(prog, load(DetokenizerSettings, sys.argv[1:] if argv is None else argv, prog=prog))
 
 
-def _run(
-    prog: str,
-    kind: type[Settings],
-    serve: Callable[[Settings, asyncio.Event], Awaitable[None]],
-    argv: Sequence[str] | None,
-) -> int:
-    settings = load(kind, sys.argv[1:] if argv is None else argv, prog=prog)
+def _run(prog: str, settings: TokenizerSettings | DetokenizerSettings) -> int:
+    try:
+        # Only here: the `tokenizer` extra may not be installed.
+        from tokenizer_svc.app import serve_detokenizer, serve_tokenizer, served_name
+    except ModuleNotFoundError as error:
+        return lacking(prog, error, "tokenizer")
     try:
         return start(
             prog,
-            partial(serve, settings),
+            partial(serve_tokenizer, settings)
+            if isinstance(settings, TokenizerSettings)
+            else partial(serve_detokenizer, settings),
             title=served_name(settings),
             log_level=settings.log_level,
             log_json=settings.log_json,

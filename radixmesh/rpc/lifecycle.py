@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 
 import setproctitle
 
 from radixmesh.telemetry.logs import setup_logging
 
-__all__ = ["run_until_signal", "set_title", "start"]
+__all__ = ["lacking", "run_until_signal", "set_title", "start"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ async def run_until_signal(main: Main) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def lacking(service: str, error: ModuleNotFoundError, extra: str) -> int:
+    """Say which extra of the installation a service lacks; return its exit status."""
+    sys.stderr.write(f"{service}: needs {error.name}; run: pip install 'radixmesh[{extra}]'\n")
+    return 2
 
 
 def start(
