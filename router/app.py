@@ -271,11 +271,16 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
     from router.edge.http import HttpLimits, build_http
     from router.edge.listener import HttpListener
 
+    limits = HttpLimits(
+        api_key=settings.api_key,
+        cors_origins=tuple(settings.cors_origins),
+        request_timeout_s=settings.request_timeout_s,
+    )
     app = build_http(
         Metered(core.pipeline, core.metrics, edge="http"),
         ready=lambda: not stop.is_set() and core.ready(),
         registry=core.metrics.registry,
-        limits=HttpLimits(api_key=settings.api_key, cors_origins=tuple(settings.cors_origins)),
+        limits=limits,
     )
     return HttpListener(app, settings.host, settings.http_port)
 

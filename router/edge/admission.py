@@ -1,4 +1,4 @@
-"""Who may come in: the API key, and how many requests run and wait at once.
+"""Who may come in and how long: the API key, how many requests run and wait at once.
 
 Knows counts and keys; nothing of what a request asks for. One event loop.
 """
@@ -8,8 +8,12 @@ import hmac
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from radixmesh.errors import BadApiKey, DeadlineExceeded, QueueFull
+
+# A client that reads nothing is let go so long after its request's deadline.
+LINGER_S: Final = 5.0
 
 
 class ApiKey:

@@ -1,4 +1,4 @@
-"""One HTTP request's exchange: its events out, as they come or as a whole, until its client leaves.
+"""One HTTP request's exchange: its events out, as they come or as a whole, while its client reads.
 
 Owns the event generator from the first step to the last: whatever ends the
 exchange - the end, an error, a client that left, a server that stops - the
@@ -33,21 +33,36 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Exchange(Response):
-    """A response that runs the request it answers."""
+    """A response that runs the request it answers.
 
-    def __init__(self, events: AsyncIterator[Event], answer: Answer, *, stream: bool) -> None:
+    Args:
+        events: Of the request.
+        answer: Makes bodies of them.
+        stream: Whether the client wants them as they come.
+        timeout_s: A client that has not read its answer by then is let go.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[Event], answer: Answer, *, stream: bool, timeout_s: float
+    ) -> None:
         super().__init__()
         self._events = events
         self._answer = answer
+        self._timeout_s = timeout_s
         self._respond = self._send_stream if stream else self._send_whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run until the answer is sent or the client has left."""
+        """Run until the answer is sent, the client has left, or its time is over."""
         del scope
         work = asyncio.ensure_future(self._run(send))
         left = asyncio.ensure_future(_client_leaves(receive))
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(
+                {work, left}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                # Without the rest of its response the server closes the connection.
+                logger.warning("client does not read", extra={"seconds": self._timeout_s})
         finally:
             work.cancel()
             left.cancel()

@@ -12,15 +12,12 @@ from radixmesh.router.v1 import router_service_pb2 as pb
 from radixmesh.router.v1.router_service_pb2_grpc import RouterServiceServicer
 from radixmesh.rpc.interceptors import REQUEST_ID_KEY
 from radixmesh.telemetry.logs import request_id
-from router.edge.admission import ApiKey
+from router.edge.admission import LINGER_S, ApiKey
 from router.fleet.ask import ModelInfo
 from router.request import Event, GenerateRequest
 from router.wire import to_request, to_response
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
-
-# A client that reads nothing is let go so long after its request's deadline.
-LINGER_S: Final = 5.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

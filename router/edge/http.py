@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixmesh import __version__
 from radixmesh.errors import BadApiKey, InvalidRequest, MeshError, ModelNotServed
-from router.edge.admission import ApiKey
+from router.edge.admission import LINGER_S, ApiKey
 from router.edge.answers import (
     Answer,
     ChatStyle,
@@ -85,12 +85,14 @@ class HttpLimits:
         api_key: The key that /v1 wants as a Bearer token; empty: none.
         max_body_bytes: The largest request body.
         body_timeout_s: Seconds in which a body has to arrive.
+        request_timeout_s: The longest time of a request.
         cors_origins: Origins of browsers that may call; `*` is any.
     """
 
     api_key: str = ""
     max_body_bytes: int = 16 * 1024 * 1024
     body_timeout_s: float = 60.0
+    request_timeout_s: float = 600.0
     cors_origins: tuple[str, ...] = ("*",)
 
 
@@ -185,7 +187,12 @@ class _Edge:
         )
         streams = [self._pipeline.generate(each) for each in ask.requests]
         answer = Answer(style, head, choices_per_prompt=first.choices)
-        return Exchange(merged(streams, first.choices), answer, stream=ask.stream)
+        return Exchange(
+            merged(streams, first.choices),
+            answer,
+            stream=ask.stream,
+            timeout_s=self._limits.request_timeout_s + LINGER_S,
+        )
 
     def _only_model(self) -> str:
         names = [model.name for model in self._pipeline.models()]

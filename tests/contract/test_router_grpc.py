@@ -21,8 +21,8 @@ from radixmesh.router.v1.router_service_pb2_grpc import (
 )
 from radixmesh.rpc.server import Server
 from radixmesh.rpc.status import from_rpc_error
-from router.edge.admission import ApiKey
-from router.edge.grpc import LINGER_S, SERVICE_NAME, RouterService
+from router.edge.admission import LINGER_S, ApiKey
+from router.edge.grpc import SERVICE_NAME, RouterService
 from router.fleet.ask import ModelInfo
 from router.request import (
     ChatMessage,

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from radixmesh import errors
 from radixmesh.errors import MeshError, PromptTooLong, QueueFull
+from router.edge.admission import LINGER_S
 from router.edge.http import HttpLimits, build_http
 from router.request import Delta, FinishReason, TokenLogprob
 from tests.fakes.pipeline import HANG, ScriptedPipeline, Served, Step, finish, words
@@ -383,16 +384,15 @@ async def test_a_client_that_leaves_closes_its_request(
     assert pipeline.open_count == 0
 
 
-async def test_a_client_that_leaves_while_it_does_not_read_closes_its_request() -> None:
-    pipeline = ScriptedPipeline([Delta(0, "a", b""), finish()])
-    app = edge(pipeline)
+async def _do_not_read(app: FastAPI, *, leaves: bool) -> None:
+    """Stream a chat and read nothing; leave then, or stay."""
     stuck = asyncio.Event()
     sent = [{"type": "http.request", "body": json.dumps(CHAT | {"stream": True}).encode()}]
 
     async def receive() -> dict[str, Any]:
         if sent:
             return sent.pop()
-        await stuck.wait()
+        await (stuck if leaves else asyncio.Event()).wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
@@ -408,6 +408,19 @@ async def test_a_client_that_leaves_while_it_does_not_read_closes_its_request() 
         "headers": [],
     }
     await app(scope, receive, send)
+
+
+async def test_a_client_that_leaves_while_it_does_not_read_closes_its_request() -> None:
+    pipeline = ScriptedPipeline([Delta(0, "a", b""), finish()])
+    await _do_not_read(edge(pipeline), leaves=True)
+    assert pipeline.closed.is_set()
+
+
+async def test_a_client_that_does_not_read_does_not_stay_for_ever() -> None:
+    pipeline = ScriptedPipeline([Delta(0, "a", b""), finish()])
+    app = edge(pipeline, request_timeout_s=0.05 - LINGER_S)
+    async with asyncio.timeout(5):
+        await _do_not_read(app, leaves=False)
     assert pipeline.closed.is_set()
 
 
