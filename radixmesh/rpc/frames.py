@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION: Final = 1
+MAX_NAME: Final = 256
 MIB: Final = 1024 * 1024
 
 
@@ -106,7 +107,7 @@ def introduced(frame: Frame) -> Peer:
     """Return who sent this first frame.
 
     Raises:
-        InvalidRequest: It has no hello.
+        InvalidRequest: It has no hello, or names too long for a log line.
         NotSupported: The peer speaks another version.
     """
     link = frame.link
@@ -118,6 +119,8 @@ def introduced(frame: Frame) -> Peer:
             f"link protocol version {version} is not spoken here, only {PROTOCOL_VERSION}",
             version=version,
         )
+    if max(len(link.hello.peer_name), len(link.hello.instance_id)) > MAX_NAME:
+        raise InvalidRequest(f"names in hello have at most {MAX_NAME} characters")
     return Peer(link.hello.peer_name, link.hello.instance_id)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from radixmesh.errors import InvalidRequest, LinkLost, MeshError, NotSupported
 from radixmesh.rpc.frames import Frame, LinkLimits, fragment, ping
@@ -107,11 +108,11 @@ class Pump(Generic[Out, In]):
             for piece in frame.link.fragments:
                 whole = self._pieces.add(piece.fragment_id, piece.data, last=piece.last)
                 if whole is not None:
-                    self._on_frame(type(frame).FromString(whole))
+                    self._on_frame(_parsed(type(frame), whole))
             self._on_frame(frame)
         except MeshError as error:
             self.end(error)
-        except ValueError as error:  # bounds of the reassembler
+        except ValueError as error:  # bounds of the reassembler, pieces that make no frame
             self.end(InvalidRequest(str(error)))
         except Exception as error:  # noqa: BLE001 - logged by conceal; ends this link only
             self.end(conceal(error, "handling a frame"))
@@ -168,6 +169,13 @@ class Pump(Generic[Out, In]):
         if now - self.sent_at >= limits.heartbeat_s and not self.outbox.work_bytes:
             self.push(ping(self._out), Lane.CONTROL)
         self._schedule_watch()
+
+
+def _parsed(kind: type[In], data: bytes) -> In:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ValueError("fragments do not make a frame") from None
 
 
 def lost(error: Exception) -> MeshError:

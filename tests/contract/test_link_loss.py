@@ -198,6 +198,16 @@ async def test_a_first_frame_without_hello_is_refused() -> None:
         assert not service.handlers
 
 
+async def test_names_too_long_for_a_log_line_are_refused() -> None:
+    service = EchoService()
+    async with serve_echo(service) as server, raw_call(server.port) as call:
+        await call.write(hello(AttachRequest, replace(ROUTER, name="x" * 300), FAST))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert not service.handlers
+
+
 async def test_a_second_hello_ends_the_link() -> None:
     service = EchoService()
     async with serve_echo(service) as server, raw_call(server.port) as call:
@@ -336,6 +346,20 @@ async def test_fragments_without_end_are_bounded() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_to_end(call)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_fragments_that_make_no_frame_end_the_link_and_are_no_bug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serve_echo(EchoService()) as server, raw_call(server.port) as call:
+        await call.write(hello(AttachRequest, ROUTER, FAST))
+        frame = AttachRequest()
+        frame.link.fragments.add(fragment_id=1, data=b"\xff\xff", last=True)
+        await call.write(frame)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_to_end(call)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_restarted_service_is_another_instance_and_the_same_one_is_not() -> None:
