@@ -52,7 +52,7 @@ class LinkLimits:
         max_frame_bytes: No frame on the wire is larger.
         max_item_bytes: No single item (say, one prompt) is larger.
         max_pending_bytes: Unsent CONTROL and WORK bytes.
-        max_feed_bytes: Unsent FEED and SNAPSHOT bytes.
+        max_feed_bytes: Unsent FEED bytes.
         max_incomplete_bytes: Received pieces of frames that are not whole yet.
         backoff_initial_s: Window of the first reconnect; it doubles.
         backoff_max_s: The widest window.
@@ -65,7 +65,7 @@ class LinkLimits:
     max_item_bytes: int = 16 * MIB
     max_pending_bytes: int = 64 * MIB
     max_feed_bytes: int = 16 * MIB
-    max_incomplete_bytes: int = 72 * MIB  # one item of each lane, and what pieces cost
+    max_incomplete_bytes: int = 56 * MIB  # one item of each lane, and what pieces cost
     backoff_initial_s: float = 0.1
     backoff_max_s: float = 5.0
 

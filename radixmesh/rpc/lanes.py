@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["FEED_LANES", "WORK_LANES", "Lane", "Outbox", "Reassembler"]
+__all__ = ["Lane", "Outbox", "Reassembler"]
 
 # What a queued item costs besides its bytes; keeps many tiny ones bounded, too.
 ITEM_OVERHEAD_BYTES = 64
@@ -26,11 +26,6 @@ class Lane(enum.IntEnum):
     CONTROL = 0
     WORK = 1
     FEED = 2
-    SNAPSHOT = 3
-
-
-WORK_LANES = (Lane.CONTROL, Lane.WORK)
-FEED_LANES = (Lane.FEED, Lane.SNAPSHOT)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,12 +71,12 @@ class Outbox:
     @property
     def work_bytes(self) -> int:
         """Bytes waiting in CONTROL and WORK, a fixed cost per item included."""
-        return self._bytes[0] + self._bytes[1]
+        return self._bytes[Lane.CONTROL] + self._bytes[Lane.WORK]
 
     @property
     def feed_bytes(self) -> int:
-        """Bytes waiting in FEED and SNAPSHOT, a fixed cost per item included."""
-        return self._bytes[2] + self._bytes[3]
+        """Bytes waiting in FEED, a fixed cost per item included."""
+        return self._bytes[Lane.FEED]
 
     def push(self, data: bytes, lane: Lane, *, tag: int | None = None) -> None:
         """Queue one serialized frame; `tag` names the entry it belongs to, if one."""
@@ -159,17 +154,16 @@ class Outbox:
         return max((lane for lane in Lane if self._untagged[lane]), default=Lane.CONTROL)
 
     def drop_feed(self) -> int:
-        """Drop queued FEED and SNAPSHOT items, but not the rest of one that left in part.
+        """Drop queued FEED items, but not the rest of one that left in part.
 
         Returns:
             How many were dropped.
         """
         dropped = 0
-        for lane in FEED_LANES:
-            for item in list(self._lanes[lane].values()):
-                if not item.offset:
-                    self._remove(item)
-                    dropped += 1
+        for item in list(self._lanes[Lane.FEED].values()):
+            if not item.offset:
+                self._remove(item)
+                dropped += 1
         return dropped
 
     def clear(self) -> None:

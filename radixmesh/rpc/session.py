@@ -14,7 +14,7 @@ from radixmesh.errors import (
     MeshError,
 )
 from radixmesh.rpc.frames import Frame, LinkLimits, Peer
-from radixmesh.rpc.lanes import FEED_LANES, Lane
+from radixmesh.rpc.lanes import Lane
 from radixmesh.rpc.pump import Pump
 from radixmesh.rpc.status import conceal, to_failure
 
@@ -81,7 +81,7 @@ class Session(Generic[Up]):
 
     @property
     def feed_bytes(self) -> int:
-        """Unsent bytes of FEED and SNAPSHOT."""
+        """Unsent bytes of FEED."""
         return self._pump.outbox.feed_bytes
 
     def send(self, frame: Up, lane: Lane) -> None:
@@ -96,18 +96,18 @@ class Session(Generic[Up]):
         data = frame.SerializeToString()
         if len(data) > self._limits.max_item_bytes:
             self.end(InvalidRequest(f"an item of {len(data)} bytes is more than a link carries"))
-        elif lane in FEED_LANES:
-            self._send_feed(data, lane)
+        elif lane is Lane.FEED:
+            self._send_feed(data)
         elif self.pending_bytes + len(data) > self._limits.max_pending_bytes:
             self.end(LinkOverloaded(f"{self.pending_bytes} bytes wait for a reader too slow"))
         else:
             self._pump.push(data, lane)
 
-    def _send_feed(self, data: bytes, lane: Lane) -> None:
+    def _send_feed(self, data: bytes) -> None:
         if self._feed_dropped:
             return
         if self.feed_bytes + len(data) <= self._limits.max_feed_bytes:
-            self._pump.push(data, lane)
+            self._pump.push(data, Lane.FEED)
             return
         self._feed_dropped = True
         count = self._pump.outbox.drop_feed()
@@ -161,11 +161,6 @@ class Session(Generic[Up]):
         error = DeadlineExceeded("the deadline passed")
         self.fail(entry_id, error)
         self._tell(on_cancel, error)
-
-    def _cancel(self, entry_id: int) -> None:
-        on_cancel = self._take(entry_id)
-        if on_cancel:
-            self._tell(on_cancel, Cancelled("the router cancelled"))
 
     def _tell(self, on_cancel: OnCancel, error: MeshError) -> None:
         try:

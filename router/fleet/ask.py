@@ -74,7 +74,6 @@ class SubmitSpec:
     timeout_s: float | None = None
     priority: int = 0
     fingerprint: str = ""
-    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

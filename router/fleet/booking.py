@@ -5,7 +5,7 @@ last entry, the loss of its replica, or the lease of a booking never sent.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from router.fleet.workload import Charge
 from router.tree.inflight import Marks
@@ -20,6 +20,7 @@ class Booking:
         predicted_blocks: Those of them that the router expects to be found.
         predicted_wait_s: Until the prefill begins.
         policy: What chose.
+        released: Whether it counts no more.
     """
 
     group_id: str
@@ -36,18 +37,13 @@ class Booking:
     on_release: Callable[["Booking"], None]
     on_cached: Callable[[int], None]
     open_entries: int = 0
-    _released: bool = field(default=False, repr=False)
-
-    @property
-    def released(self) -> bool:
-        """Whether it counts no more."""
-        return self._released
+    released: bool = False
 
     def release(self) -> None:
         """Take load and marks back. Idempotent."""
-        if self._released:
+        if self.released:
             return
-        self._released = True
+        self.released = True
         self.marks.release()
         self.on_release(self)
 

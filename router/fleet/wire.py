@@ -106,7 +106,6 @@ def to_submit(entry_id: int, dp_rank: int, spec: SubmitSpec) -> worker_service_p
         remaining_ms=0 if spec.timeout_s is None else max(1, int(spec.timeout_s * 1000)),
         priority=spec.priority,
         fingerprint=spec.fingerprint,
-        traceparent=spec.traceparent,
     )
 
 

@@ -5,16 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixmesh.rpc.lanes import (
-    FEED_LANES,
     FRAGMENT_HEADER_BYTES,
     ITEM_OVERHEAD_BYTES,
-    WORK_LANES,
     Lane,
     Outbox,
     Reassembler,
 )
 
 MAX = 256
+WORK_LANES = (Lane.CONTROL, Lane.WORK)
 Piece = tuple[int, bytes, bool]
 
 
@@ -126,7 +125,7 @@ def test_pending_bytes_count_what_waits_and_return_to_zero(
         )
 
     assert wire.outbox.work_bytes == waiting(WORK_LANES)
-    assert wire.outbox.feed_bytes == waiting(FEED_LANES)
+    assert wire.outbox.feed_bytes == waiting((Lane.FEED,))
     wire.drain()
     assert wire.outbox.work_bytes == wire.outbox.feed_bytes == 0
 
@@ -208,7 +207,7 @@ def test_dropping_the_feed_keeps_results_and_the_rest_of_a_piece_that_left() -> 
     wire = Wire()
     wire.outbox.push(item(1, 3 * MAX), Lane.FEED)
     wire.step()
-    for number, lane in enumerate((Lane.FEED, Lane.SNAPSHOT, Lane.CONTROL, Lane.WORK), start=2):
+    for number, lane in enumerate((Lane.FEED, Lane.FEED, Lane.CONTROL, Lane.WORK), start=2):
         wire.outbox.push(item(number, 20), lane)
     assert wire.outbox.drop_feed() == 2
     assert order(wire.drain()) == [4, 5, 1]
