@@ -12,7 +12,6 @@
     │   ├── ModelNotServed
     │   └── GroupNotFound
     ├── AlreadyExists             ALREADY_EXISTS      choose another name
-    │   ├── DuplicateEntry
     │   └── GroupExists
     ├── Exhausted                 RESOURCE_EXHAUSTED  back off, then again
     │   ├── QueueFull
@@ -92,7 +91,7 @@ class UnsupportedParameter(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """Prompt plus wanted output exceed the context length or a replica's KV cache."""
+    """The prompt leaves not enough room for output, in the context or in a replica's KV cache."""
 
     reason = "PROMPT_TOO_LONG"
     advice = "shorten the prompt or ask for fewer tokens"
@@ -154,14 +153,8 @@ class AlreadyExists(MeshError):
     advice = "choose another name"
 
 
-class DuplicateEntry(AlreadyExists):
-    """The entry number is in use on this link."""
-
-    reason = "DUPLICATE_ENTRY"
-
-
 class GroupExists(AlreadyExists):
-    """A group of this name is in the fleet already."""
+    """A group of this name or address is in the fleet already."""
 
     reason = "GROUP_EXISTS"
 

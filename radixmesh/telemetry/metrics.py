@@ -159,7 +159,7 @@ class WorkerMetrics:
         self.running = make.gauge("running_count", "Requests in the batch.", "dp_rank")
         self.waiting = make.gauge("waiting_count", "Requests queued.", "dp_rank")
         self.uncached_tokens = make.gauge(
-            "uncached_tokens_count", "Prompt ids queued whose KV must be computed.", "dp_rank"
+            "uncached_tokens_count", "Prompt ids that are still to be computed.", "dp_rank"
         )
         self.prompt_tokens = make.counter(
             "prompt_tokens_total", "Prompt ids of started requests.", "dp_rank"

@@ -29,8 +29,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSUPPORTED_PARAMETER: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT: a parameter that this server does not support. Drop it."""
     ERROR_REASON_PROMPT_TOO_LONG: _ErrorReason.ValueType  # 3
-    """INVALID_ARGUMENT: prompt plus wanted output exceed the context length or
-    the KV cache of a replica. Shorten it.
+    """INVALID_ARGUMENT: the prompt leaves no room for output in the context length
+    or in the KV cache of a replica, or, at the router, not as much room as
+    max_tokens asks for. A worker lets such an output end with LENGTH. Shorten
+    the prompt or ask for fewer tokens.
     """
     ERROR_REASON_BAD_SAMPLING: _ErrorReason.ValueType  # 4
     """INVALID_ARGUMENT: a sampling parameter is out of range. Fix it."""
@@ -44,10 +46,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND: no group of this mesh serves the model. Ask another mesh."""
     ERROR_REASON_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 9
     """NOT_FOUND: there is no such group or replica."""
-    ERROR_REASON_DUPLICATE_ENTRY: _ErrorReason.ValueType  # 10
-    """ALREADY_EXISTS: the entry number is in use on this link."""
     ERROR_REASON_GROUP_EXISTS: _ErrorReason.ValueType  # 11
-    """ALREADY_EXISTS: a group with this address is in the fleet already."""
+    """ALREADY_EXISTS: a group of this name or address is in the fleet already."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 12
     """RESOURCE_EXHAUSTED, with RetryInfo: a queue or limit is full. Back off."""
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 13
@@ -95,8 +95,10 @@ ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
 ERROR_REASON_UNSUPPORTED_PARAMETER: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT: a parameter that this server does not support. Drop it."""
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason.ValueType  # 3
-"""INVALID_ARGUMENT: prompt plus wanted output exceed the context length or
-the KV cache of a replica. Shorten it.
+"""INVALID_ARGUMENT: the prompt leaves no room for output in the context length
+or in the KV cache of a replica, or, at the router, not as much room as
+max_tokens asks for. A worker lets such an output end with LENGTH. Shorten
+the prompt or ask for fewer tokens.
 """
 ERROR_REASON_BAD_SAMPLING: ErrorReason.ValueType  # 4
 """INVALID_ARGUMENT: a sampling parameter is out of range. Fix it."""
@@ -110,10 +112,8 @@ ERROR_REASON_MODEL_NOT_SERVED: ErrorReason.ValueType  # 8
 """NOT_FOUND: no group of this mesh serves the model. Ask another mesh."""
 ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 9
 """NOT_FOUND: there is no such group or replica."""
-ERROR_REASON_DUPLICATE_ENTRY: ErrorReason.ValueType  # 10
-"""ALREADY_EXISTS: the entry number is in use on this link."""
 ERROR_REASON_GROUP_EXISTS: ErrorReason.ValueType  # 11
-"""ALREADY_EXISTS: a group with this address is in the fleet already."""
+"""ALREADY_EXISTS: a group of this name or address is in the fleet already."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 12
 """RESOURCE_EXHAUSTED, with RetryInfo: a queue or limit is full. Back off."""
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 13

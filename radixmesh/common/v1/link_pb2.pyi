@@ -33,15 +33,16 @@ class LinkControl(_message.Message):
          link. An entry is open from its first frame until the service sends its
          terminal item (the service's own, or a `Failure`), the router cancels
          it, its deadline passes, or the link ends. Items for an entry that is
-         not open MUST be ignored by either side.
+         not open MUST be ignored by either side, and so is an entry whose number
+         is in use.
       3. A frame is at most 64 KiB. Serialized frames are mergeable: a sender MAY
          join several into one by concatenation, so every field of a frame is
          repeated or merged by protobuf's own rules. A single item that is larger
          travels as `fragments`.
-      4. Writers interleave by priority: cancels and steps, then submits, then
-         cache events, then snapshots. Within one priority order is kept, and a
-         cancel never overtakes its entry's own items. Within a frame `cancels` and
-         `failures` count after everything else.
+      4. Writers interleave by priority: control and results, then requests, then
+         the cache feed. Within one priority order is kept, and a cancel never
+         overtakes its entry's own items. Within a frame `cancels` and `failures`
+         count after everything else.
       5. A reader never stops reading for the sake of one entry.
       6. Each side sends a `ping` when it has sent nothing for a heartbeat
          interval. A side that has received nothing for the peer-timeout MUST

@@ -53,7 +53,7 @@ class SamplingParams(_message.Message):
     Range [0, 1].
     """
     seed: _builtins.int
-    """seed: unset means that the router draws one."""
+    """seed: unset means that the server draws one."""
     max_tokens: _builtins.int
     """max_tokens: at most so many output ids; unset means the server's default,
     capped by the context length.
@@ -66,7 +66,9 @@ class SamplingParams(_message.Message):
     """logprobs: report the log probability of each sampled id."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """stop_token_ids: ids that end the output, besides the model's own."""
+        """stop_token_ids: ids that end the output, besides the model's own; at most
+        64.
+        """
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """priority: higher goes first; 0 is normal. Range [-100, 100]."""
     tenant: _builtins.str
-    """tenant: a label for limits and metrics; empty means none."""
+    """tenant: a label on which nothing depends; empty means none."""
     cache_salt: _builtins.str
     """cache_salt: requests with different salts never share cache; empty means
     none.
@@ -95,7 +95,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """stop: strings that end the text and are not part of it."""
+        """stop: strings that end the text and are not part of it. At most 64 of at
+        most 4096 bytes; none may be empty.
+        """
 
     @_builtins.property
     def routing(self) -> Global___RoutingHint:

@@ -58,7 +58,8 @@ class GroupInfo(_message.Message):
     parent or a digest that differs from its copy MUST drop its view of that
     replica, ask for a new snapshot (`Resnapshot`), and not trust the view until
     the snapshot is complete. A service whose buffer for a router is full drops
-    that router's feed (never its tokens) and begins a new snapshot.
+    that router's feed (never its tokens) and begins a new snapshot when the router
+    reads again.
 
     A new incarnation of a replica, or a new instance_id of the group, means that
     everything of the old one is gone.

@@ -184,7 +184,9 @@ class Submit(_message.Message):
     refuses with TOKENIZER_MISMATCH. Empty skips the check.
     """
     traceparent: _builtins.str
-    """traceparent: W3C trace context; a label only. Empty means none."""
+    """traceparent: W3C trace context, a label on which nothing depends. Empty means
+    none.
+    """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """sampling: how ids are drawn. `seed` and `max_tokens` MUST be set."""

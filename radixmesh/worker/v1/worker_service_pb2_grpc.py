@@ -80,14 +80,15 @@ class WorkerServiceServicer:
     def Attach(self, request_iterator, context):
         """Attach is the link for routers; see radixmesh.common.v1.LinkControl for the
         rules of all links and feed.proto for the cache feed on the same link. The
-        service's first frame carries `info`, a `ReplicaStatus` for each replica and
-        the beginning of each one's snapshot.
+        service's first frame carries `info`, and a status and the load of each
+        replica; it comes when a rank of the group has been ready once. The snapshot
+        of each replica that is up follows.
 
         A `Submit` is answered by `accepted` (queued; from then on it may have
         cost), `started` (its prefill began), steps, of which the last one carries
-        a finish reason, or by a failure at any point. Before `accepted` a router
-        MAY send the request elsewhere freely; afterwards it MUST give up the entry
-        (cancel, or the link's or replica's loss) before it sends it elsewhere.
+        a finish reason, or by a failure at any point. A router MUST give up the
+        entry (a cancel, or the loss of the link or the replica) before it sends the
+        request elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,14 +40,15 @@ class WorkerServiceStub:
     Attach: _grpc.StreamStreamMultiCallable[_worker_service_pb2.AttachRequest, _worker_service_pb2.AttachResponse]
     """Attach is the link for routers; see radixmesh.common.v1.LinkControl for the
     rules of all links and feed.proto for the cache feed on the same link. The
-    service's first frame carries `info`, a `ReplicaStatus` for each replica and
-    the beginning of each one's snapshot.
+    service's first frame carries `info`, and a status and the load of each
+    replica; it comes when a rank of the group has been ready once. The snapshot
+    of each replica that is up follows.
 
     A `Submit` is answered by `accepted` (queued; from then on it may have
     cost), `started` (its prefill began), steps, of which the last one carries
-    a finish reason, or by a failure at any point. Before `accepted` a router
-    MAY send the request elsewhere freely; afterwards it MUST give up the entry
-    (cancel, or the link's or replica's loss) before it sends it elsewhere.
+    a finish reason, or by a failure at any point. A router MUST give up the
+    entry (a cancel, or the loss of the link or the replica) before it sends the
+    request elsewhere.
     """
     Generate: _grpc.UnaryStreamMultiCallable[_worker_service_pb2.GenerateRequest, _worker_service_pb2.GenerateResponse]
     """Generate is the plain form, for people and other programs."""
@@ -76,14 +77,15 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Attach: _aio.StreamStreamMultiCallable[_worker_service_pb2.AttachRequest, _worker_service_pb2.AttachResponse]  # type: ignore[assignment]
     """Attach is the link for routers; see radixmesh.common.v1.LinkControl for the
     rules of all links and feed.proto for the cache feed on the same link. The
-    service's first frame carries `info`, a `ReplicaStatus` for each replica and
-    the beginning of each one's snapshot.
+    service's first frame carries `info`, and a status and the load of each
+    replica; it comes when a rank of the group has been ready once. The snapshot
+    of each replica that is up follows.
 
     A `Submit` is answered by `accepted` (queued; from then on it may have
     cost), `started` (its prefill began), steps, of which the last one carries
-    a finish reason, or by a failure at any point. Before `accepted` a router
-    MAY send the request elsewhere freely; afterwards it MUST give up the entry
-    (cancel, or the link's or replica's loss) before it sends it elsewhere.
+    a finish reason, or by a failure at any point. A router MUST give up the
+    entry (a cancel, or the loss of the link or the replica) before it sends the
+    request elsewhere.
     """
     Generate: _aio.UnaryStreamMultiCallable[_worker_service_pb2.GenerateRequest, _worker_service_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate is the plain form, for people and other programs."""
@@ -115,14 +117,15 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_service_pb2.AttachResponse], _abc.AsyncIterator[_worker_service_pb2.AttachResponse]]:
         """Attach is the link for routers; see radixmesh.common.v1.LinkControl for the
         rules of all links and feed.proto for the cache feed on the same link. The
-        service's first frame carries `info`, a `ReplicaStatus` for each replica and
-        the beginning of each one's snapshot.
+        service's first frame carries `info`, and a status and the load of each
+        replica; it comes when a rank of the group has been ready once. The snapshot
+        of each replica that is up follows.
 
         A `Submit` is answered by `accepted` (queued; from then on it may have
         cost), `started` (its prefill began), steps, of which the last one carries
-        a finish reason, or by a failure at any point. Before `accepted` a router
-        MAY send the request elsewhere freely; afterwards it MUST give up the entry
-        (cancel, or the link's or replica's loss) before it sends it elsewhere.
+        a finish reason, or by a failure at any point. A router MUST give up the
+        entry (a cancel, or the loss of the link or the replica) before it sends the
+        request elsewhere.
         """
 
     @_abc_1.abstractmethod
