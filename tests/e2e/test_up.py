@@ -172,6 +172,19 @@ async def test_streams_survive_the_death_of_a_service(
     assert mesh.facts["pids"][service] not in {killed, None}
 
 
+async def test_prompts_survive_the_death_of_the_tokenizer_that_had_them(mesh: RunningUp) -> None:
+    prompts = [f"Number {number} is a prompt of its own." for number in range(STREAMS)]
+    sampling = Sampling(max_tokens=4)
+    async with AsyncClient(mesh.grpc) as client:
+        calm = [(await client.complete(prompt, sampling=sampling)).text for prompt in prompts]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(client.complete(prompt, sampling=sampling)) for prompt in prompts
+            ]
+            os.kill(mesh.facts["pids"]["tokenizer"], signal.SIGKILL)
+    assert [each.result().text for each in asked] == calm
+
+
 async def test_a_router_that_died_is_back_for_clients_that_try_again(
     mesh: RunningUp, expected: Expected
 ) -> None:

@@ -63,14 +63,16 @@ class RunningUp:
 
 
 @asynccontextmanager
-async def running_up(model_dir: Path, folder: Path, *flags: str) -> AsyncGenerator[RunningUp, None]:
-    """Run two groups of the fake engine on free ports; ended at the latest on the way out."""
+async def running_up(
+    model: Path | str, folder: Path, *flags: str, engine: str = "fake"
+) -> AsyncGenerator[RunningUp, None]:
+    """Run two groups on free ports; ended at the latest on the way out."""
     ready_file = folder / "ready.json"
     log = folder / "up.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "radixmesh.cli.main", "up", "--engine=fake", f"--model={model_dir}"),
+            *("-m", "radixmesh.cli.main", "up", f"--engine={engine}", f"--model={model}"),
             *("--groups=2", "--port-base=0", f"--ready-file={ready_file}", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
