@@ -1,165 +1,15 @@
-"""OpenAI's answers and errors, made from what the pipeline says. Knows JSON shapes; no HTTP.
+"""OpenAI's answers, made from what the pipeline says. Knows events and what follows what; no HTTP.
 
-A `Style` knows how a choice looks in one of the two APIs; an `Answer` follows one
-request through its events and gives its chunks, or its whole body at the end.
+An `Answer` follows one request through its events and gives its chunks, or its whole
+body at the end; `styles.py` knows how a choice looks.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass
 
-from radixmesh.errors import InternalError, MeshError
-from router.request import Delta, Event, Finish, FinishReason, TokenLogprob
-
-Json = dict[str, Any]
-
-STATUS: Final = {
-    "INVALID_ARGUMENT": 400,
-    "UNAUTHENTICATED": 401,
-    "NOT_FOUND": 404,
-    "ALREADY_EXISTS": 409,
-    "RESOURCE_EXHAUSTED": 429,
-    "CANCELLED": 499,
-    "INTERNAL": 500,
-    "FAILED_PRECONDITION": 500,
-    "ABORTED": 500,
-    "UNIMPLEMENTED": 501,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-}
-_TYPES: Final = {401: "authentication_error", 429: "rate_limit_error"}
-# OpenAI's names, where it has one; existing programs match on them.
-_CODES: Final = {
-    "BAD_API_KEY": "invalid_api_key",
-    "MODEL_NOT_SERVED": "model_not_found",
-    "PROMPT_TOO_LONG": "context_length_exceeded",
-    "QUEUE_FULL": "rate_limit_exceeded",
-}
-# Fields of the domain that have another name in these APIs.
-_PARAMS: Final = {"text": "prompt", "token_ids": "prompt", "choice_count": "n"}
-_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity
-
-
-def status_of(error: MeshError) -> int:
-    """Return the HTTP status of an error."""
-    return STATUS.get(error.code, 500)
-
-
-def error_body(error: MeshError, status: int) -> Json:
-    """Return an error in OpenAI's shape."""
-    fallback = "invalid_request_error" if status < 500 else "server_error"
-    param = error.field.removeprefix("sampling.").removeprefix("chat.")
-    param = _PARAMS.get(param, param)
-    return {
-        "error": {
-            "message": error.message,
-            "type": _TYPES.get(status, fallback),
-            "param": param or None,
-            "code": _CODES.get(error.reason, error.reason.lower()),
-        }
-    }
-
-
-def error_headers(error: MeshError) -> dict[str, str]:
-    """Return when to come again, and whether at all, in the headers that clients read."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
-    if error.reason == "REQUEST_POISONED":
-        headers["x-should-retry"] = "false"  # OpenAI's clients repeat every 5xx otherwise
-    return headers
-
-
-@dataclass(slots=True)
-class Output:
-    """One output as far as it got."""
-
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish | None = None
-
-
-class Style(Protocol):
-    """How one of the APIs shows a choice."""
-
-    prefix: str
-    whole: str
-    chunk: str
-
-    def first(self, index: int) -> Json | None:
-        """Return the choice that opens an output, if the API has one."""
-        ...
-
-    def delta(self, index: int, delta: Delta, offset: int) -> Json:
-        """Return a choice with new text, which begins `offset` characters into the output."""
-        ...
-
-    def finish(self, index: int, reason: str) -> Json:
-        """Return the choice that ends an output."""
-        ...
-
-    def all(self, index: int, output: Output, *, logprobs: bool) -> Json:
-        """Return the choice of a whole answer."""
-        ...
-
-
-class ChatStyle:
-    """`/v1/chat/completions`."""
-
-    prefix = "chatcmpl-"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-
-    def first(self, index: int) -> Json:
-        """Return the opening choice, which tells the role."""
-        return _chunk_choice(index, {"role": "assistant", "content": ""})
-
-    def delta(self, index: int, delta: Delta, offset: int) -> Json:
-        """Return a choice with new text."""
-        del offset
-        logprobs = _chat_logprobs(delta.logprobs) if delta.logprobs else None
-        return _chunk_choice(index, {"content": delta.text}, logprobs)
-
-    def finish(self, index: int, reason: str) -> Json:
-        """Return the closing choice."""
-        return _chunk_choice(index, {}, reason=reason)
-
-    def all(self, index: int, output: Output, *, logprobs: bool) -> Json:
-        """Return the choice of a whole answer."""
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(output.texts), "refusal": None},
-            "logprobs": _chat_logprobs(output.logprobs) if logprobs else None,
-            "finish_reason": _reason(output.finish),
-        }
-
-
-class CompletionStyle:
-    """`/v1/completions`."""
-
-    prefix = "cmpl-"
-    whole = "text_completion"
-    chunk = "text_completion"
-
-    def first(self, index: int) -> None:
-        """Return nothing: text needs no opening."""
-        del index
-
-    def delta(self, index: int, delta: Delta, offset: int) -> Json:
-        """Return a choice with new text."""
-        logprobs = _text_logprobs(delta.logprobs, offset) if delta.logprobs else None
-        return _text_choice(index, delta.text, logprobs)
-
-    def finish(self, index: int, reason: str) -> Json:
-        """Return the closing choice."""
-        return _text_choice(index, "", reason=reason)
-
-    def all(self, index: int, output: Output, *, logprobs: bool) -> Json:
-        """Return the choice of a whole answer."""
-        shown = _text_logprobs(output.logprobs, 0) if logprobs else None
-        return _text_choice(index, "".join(output.texts), shown, _reason(output.finish))
+from radixmesh.errors import InternalError
+from router.edge.styles import Json, Output, Style, finish_reason
+from router.request import Event, Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +74,7 @@ class Answer:
                 made.append(self._chunk([first]))
         if isinstance(event, Finish):
             self._outputs[index].finish = event
-            made.append(self._chunk([self._style.finish(index, _reason(event))]))
+            made.append(self._chunk([self._style.finish(index, finish_reason(event))]))
         elif event.text or event.logprobs:
             made.append(self._chunk([self._style.delta(index, event, self._offsets[index])]))
             self._offsets[index] += len(event.text)
@@ -288,54 +138,3 @@ class Answer:
                 {"receipt": receipts[0]} if len(receipts) == 1 else {"receipts": receipts}
             )
         return frame
-
-
-def _reason(finish: Finish | None) -> str:
-    return "length" if finish and finish.reason is FinishReason.LENGTH else "stop"
-
-
-def _chunk_choice(
-    index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None
-) -> Json:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _text_choice(
-    index: int, text: str, logprobs: Json | None = None, reason: str | None = None
-) -> Json:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB) if not math.isnan(logprob) else _LEAST_LOGPROB
-
-
-def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
-    content = [
-        {
-            "token": _text(entry),
-            "logprob": _finite(entry.logprob),
-            "bytes": list(entry.raw),
-            "top_logprobs": [],
-        }
-        for entry in logprobs
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> Json:
-    tokens = [_text(entry) for entry in logprobs]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    return {
-        "tokens": tokens,
-        "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
-        "top_logprobs": None,
-        "text_offset": offsets,
-    }
-
-
-def _text(entry: TokenLogprob) -> str:
-    return entry.raw.decode("utf-8", errors="replace")

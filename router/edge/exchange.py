@@ -19,7 +19,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixmesh.errors import InternalError, MeshError
-from router.edge.answers import Answer, error_body, error_headers, status_of
+from router.edge.answers import Answer
+from router.edge.openai_errors import error_body, error_headers, status_of
 from router.request import Event
 
 logger = logging.getLogger(__name__)

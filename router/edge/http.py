@@ -26,18 +26,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from radixmesh import __version__
 from radixmesh.errors import BadApiKey, InvalidRequest, MeshError, ModelNotServed
 from router.edge.admission import LINGER_S, ApiKey
-from router.edge.answers import (
-    Answer,
-    ChatStyle,
-    CompletionStyle,
-    Head,
-    Style,
-    error_body,
-    error_headers,
-    status_of,
-)
+from router.edge.answers import Answer, Head
 from router.edge.exchange import Exchange, as_mesh_error, encode, merged, send_error
 from router.edge.openai import Ask, read_chat, read_completion
+from router.edge.openai_errors import error_body, error_headers, status_of
+from router.edge.styles import ChatStyle, CompletionStyle, Style
 from router.request import Event, GenerateRequest
 
 RECEIPT_HEADER: Final = "x-radixmesh-receipt"

@@ -448,7 +448,7 @@ async def test_a_slow_body_is_given_up() -> None:
 
 @pytest.mark.parametrize(
     ("field", "param"),
-    [("choice_count", "n"), ("text", "prompt"), ("chat.messages", "messages")],
+    [("choice_count", "n"), ("text", "prompt"), ("chat.messages", "messages"), ("tenant", "user")],
 )
 async def test_a_field_at_fault_is_named_as_in_this_api(field: str, param: str) -> None:
     async with client(edge(ScriptedPipeline([errors.InvalidRequest("no", field=field)]))) as calls:
