@@ -5,12 +5,10 @@ starts nothing.
 """
 
 import asyncio
-import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -18,25 +16,21 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixmesh import __version__
-from radixmesh.errors import BadApiKey, InvalidRequest, MeshError, ModelNotServed
-from router.edge.admission import LINGER_S, ApiKey
+from radixmesh.errors import InvalidRequest, MeshError, ModelNotServed
+from router.edge.admission import LINGER_S
 from router.edge.answers import Answer, Head
-from router.edge.exchange import Exchange, as_mesh_error, encode, merged, send_error
+from router.edge.exchange import Exchange, as_mesh_error, encode, merged
+from router.edge.gate import REQUEST_ID_HEADER, Gate
 from router.edge.openai import Ask, read_chat, read_completion
 from router.edge.openai_errors import error_body, error_headers, status_of
 from router.edge.styles import ChatStyle, CompletionStyle, Style
 from router.request import Event, GenerateRequest
 
 RECEIPT_HEADER: Final = "x-radixmesh-receipt"
-REQUEST_ID_HEADER: Final = "x-request-id"
-_CLEAN_ID: Final = re.compile(r"[!-~]{1,128}")
-_PROTECTED: Final = "/v1/"
 
 
 class ServedModel(Protocol):
@@ -127,7 +121,7 @@ def build_http(
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http_exception)
     # The last one added is the outermost: browsers must see errors of the others too.
-    app.add_middleware(_Gate, api_key=limits.api_key, clock=clock)
+    app.add_middleware(Gate, api_key=limits.api_key, clock=clock)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(limits.cors_origins),
@@ -216,40 +210,6 @@ def _add_operation(app: FastAPI, ready: Callable[[], bool], registry: CollectorR
         app.add_api_route(path, handler, methods=["GET"], response_model=None)
 
 
-class _Gate:
-    """Gives every request an id and every answer a date; wants the API key under /v1."""
-
-    def __init__(self, app: ASGIApp, *, api_key: str, clock: Callable[[], float]) -> None:
-        self._app = app
-        self._clock = clock
-        self._api_key = ApiKey(api_key)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        label = headers.get(REQUEST_ID_HEADER, "")
-        # Only a clean label comes back: it stands in headers and log lines.
-        request_id = label if _CLEAN_ID.fullmatch(label) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                answer = MutableHeaders(scope=message)
-                answer[REQUEST_ID_HEADER] = request_id
-                answer["date"] = formatdate(self._clock(), usegmt=True)
-            await send(message)
-
-        if scope["path"].startswith(_PROTECTED):
-            try:
-                self._api_key.check(headers.get("authorization"))
-            except BadApiKey as error:
-                await send_error(error, send_with_id)
-                return
-        await self._app(scope, receive, send_with_id)
-
-
 async def _read_body(request: Request, limits: HttpLimits) -> bytes:
     limit = limits.max_body_bytes
     declared = request.headers.get("content-length", "")
@@ -300,4 +260,4 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
     del request, error
-    return Response(status_code=499)  # nobody reads it; the access log does
+    return Response(status_code=499)  # nobody reads it
