@@ -146,6 +146,9 @@ async def test_a_client_that_leaves_during_prefill_frees_the_slot_at_once(model_
 async def test_a_cancel_storm_leaves_no_trace(model_dir: Path) -> None:
     chance = random.Random(5)
     async with run_mesh(model_dir, shape={"max_running": 512, "step_s": 0.005}) as mesh:
+        await mesh.generate(PROMPT, 1)
+        await mesh.until_nothing_is_held()
+        tasks_at_rest = len(asyncio.all_tasks())
         expected = mesh.text.output(PROMPT, 60)
 
         async def survive() -> str:
@@ -168,6 +171,7 @@ async def test_a_cancel_storm_leaves_no_trace(model_dir: Path) -> None:
         await asyncio.gather(*leavers, return_exceptions=True)
         assert all(leaver.cancelled() or not leaver.exception() for leaver in leavers)
         await mesh.until_nothing_is_held(2.0)
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks_at_rest, timeout_s=2.0)
 
 
 async def test_no_more_streams_are_open_than_there_are_permits(model_dir: Path) -> None:
