@@ -7,12 +7,12 @@ attempt, a lost reader, an error) is left for the task that drives the output.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 
 from radixmesh.errors import RESUMABLE, GroupLost, MeshError
 from router.fleet.booking import Booking
 from router.journal import Ending, Journal, Verdict
+from router.patience import Patience
 from router.ports import TextEntry, Ticket
 from router.request import Finish, FinishReason, Receipt, Usage
 from router.retries import Loss, Place, Retries
@@ -75,6 +75,23 @@ class Attempt:
             accepted=self.accepted,
             started=self.started,
             gained=position - self.position,
+        )
+
+    def receipt(self, *, places: int, seed: int) -> Receipt:
+        """Return what it was predicted to cost and did; `places`: that the output ran at."""
+        booking = self.booking
+        return Receipt(
+            group_id=booking.group_id,
+            dp_rank=booking.dp_rank,
+            block_tokens=booking.block_tokens,
+            prompt_blocks=booking.prompt_blocks,
+            predicted_blocks=booking.predicted_blocks,
+            actual_blocks=self.cached_tokens // booking.block_tokens,
+            predicted_wait_s=booking.predicted_wait_s,
+            actual_wait_s=self.waited_s,
+            policy=booking.policy,
+            attempts=places,
+            seed=seed,
         )
 
     def free(self) -> None:
@@ -147,9 +164,9 @@ class Output:
         self.choice = choice
         self.journal = journal
         self.retries = Retries()
+        self.patience = Patience()
         self.attempt: Attempt | None = None
         self.reader: Reader | None = None
-        self.places = 0
         self._losses: list[Loss] = []
         self.reader_losses = 0
         self._stream = stream
@@ -157,10 +174,8 @@ class Output:
         self._seed = seed
         self._on_loss = on_loss
         self._first: Attempt | None = None
+        self._places = 0
         self._error: MeshError | None = None
-        # When to stop waiting for a place; None while it has one.
-        self._patience_until: float | None = None
-        self._waiting: asyncio.Timeout | None = None
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -187,26 +202,6 @@ class Output:
         await self._changed.wait()
         self._changed.clear()
 
-    @asynccontextmanager
-    async def patience(self, wait_s: float) -> AsyncGenerator[None]:
-        """Bound a wait for a place by `wait_s` since the place was lost, and by the output's end.
-
-        Raises:
-            TimeoutError: The time is over, or the output has ended meanwhile.
-        """
-        now = asyncio.get_running_loop().time()
-        if self._patience_until is None:
-            self._patience_until = now + wait_s
-        async with asyncio.timeout_at(self._patience_until) as self._waiting:
-            try:
-                yield
-            finally:
-                self._waiting = None
-
-    def _hurry(self) -> None:
-        if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time())
-
     def take_losses(self) -> list[Loss]:
         """Return the attempts that were lost since the last call."""
         losses, self._losses = self._losses, []
@@ -225,9 +220,9 @@ class Output:
     # The worker's side
 
     def note_accepted(self) -> None:
-        """It has a place: a later loss of it begins a new wait."""
-        self.places += 1
-        self._patience_until = None
+        """It has a place."""
+        self._places += 1
+        self.patience.renew()
 
     def note_started(self, attempt: Attempt) -> None:
         """Keep the first attempt that ran: usage and receipt are about it."""
@@ -308,7 +303,7 @@ class Output:
         self.reader = None
         self._drop_attempt()
         self._changed.set()
-        self._hurry()
+        self.patience.cut_short()
 
     def lose_reader(self, reader: Reader, error: MeshError) -> None:
         """Leave a lost reader to the driver, or fail with it."""
@@ -331,7 +326,7 @@ class Output:
             self.journal.end(Ending.FAILED)
             self.free()
             self._changed.set()
-            self._hurry()
+            self.patience.cut_short()
 
     def free(self) -> None:
         """Give up everything at workers and detokenizers; idempotent."""
@@ -356,18 +351,6 @@ class Output:
 
     def _receipt(self) -> Receipt:
         first = self._first or self.attempt
-        booking = first.booking if first else None
-        block_tokens = booking.block_tokens if booking else 0
-        return Receipt(
-            group_id=booking.group_id if booking else "",
-            dp_rank=booking.dp_rank if booking else 0,
-            block_tokens=block_tokens,
-            prompt_blocks=booking.prompt_blocks if booking else 0,
-            predicted_blocks=booking.predicted_blocks if booking else 0,
-            actual_blocks=first.cached_tokens // block_tokens if first and block_tokens else 0,
-            predicted_wait_s=booking.predicted_wait_s if booking else 0.0,
-            actual_wait_s=first.waited_s if first else 0.0,
-            policy=booking.policy if booking else "",
-            attempts=max(self.places, 1),
-            seed=self._seed,
-        )
+        if first is None:
+            return Receipt(seed=self._seed)
+        return first.receipt(places=max(self._places, 1), seed=self._seed)

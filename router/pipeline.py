@@ -256,7 +256,7 @@ class Pipeline:
         pauses = _pauses(retries.pause_s)
         booking: Booking | None = None
         try:
-            async with output.patience(wait_s):
+            async with output.patience.waiting(wait_s):
                 while booking is None:
                     await _pause(next(pauses))
                     try:

@@ -122,16 +122,16 @@ class Usage:
 class Receipt:
     """Where an output ran (first attempt), what was predicted, what came true."""
 
-    group_id: str
-    dp_rank: int
-    block_tokens: int
-    prompt_blocks: int
-    predicted_blocks: int
-    actual_blocks: int
-    predicted_wait_s: float
-    actual_wait_s: float
-    policy: str
-    attempts: int
+    group_id: str = ""
+    dp_rank: int = 0
+    block_tokens: int = 0
+    prompt_blocks: int = 0
+    predicted_blocks: int = 0
+    actual_blocks: int = 0
+    predicted_wait_s: float = 0.0
+    actual_wait_s: float = 0.0
+    policy: str = ""
+    attempts: int = 1
     seed: int
 
 
