@@ -20,7 +20,7 @@ from radixmesh.settings import load
 
 _QUESTION = "In two sentences: why does the sky look blue in the day and red in the evening?"
 _NEXT_QUESTION = "And what colour has the sky on the Moon?"
-_BEGINNING = "The capital of France is"
+_SHORT_QUESTION = "What is the capital of France?"
 _SAMPLING = Sampling(temperature=0.0, max_tokens=64)
 
 
@@ -93,7 +93,7 @@ async def _stream(
 
 
 async def _stream_http(mesh: Mesh, console: Console) -> None:
-    console.print(f"> {_BEGINNING}", style="bold", markup=False)
+    console.print(f"> {_SHORT_QUESTION}", style="bold", markup=False)
     words = 0
     lines = _sse_texts(mesh)
     while (text := await asyncio.to_thread(next, lines, None)) is not None:
@@ -105,22 +105,23 @@ async def _stream_http(mesh: Mesh, console: Console) -> None:
 
 
 def _sse_texts(mesh: Mesh) -> Iterator[str]:
-    """Yield the texts of a streamed completion. Blocks."""
-    body = {"prompt": _BEGINNING, "max_tokens": 24, "temperature": 0}
+    """Yield the texts of a streamed chat completion. Blocks."""
+    messages = [{"role": "user", "content": _SHORT_QUESTION}]
+    body = {"messages": messages, "max_tokens": 24, "temperature": 0, "stream": True}
     headers = {
         "content-type": "application/json",
         "authorization": f"Bearer {mesh.settings.api_key or ''}",
     }
     connection = http.client.HTTPConnection(mesh.settings.host, mesh.ports["http"], timeout=120)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}), headers)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         for line in connection.getresponse():
             data = line.strip().removeprefix(b"data: ")
             if data.startswith(b"{"):
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise DemoFailed(chunk["error"]["message"])
-                yield "".join(choice["text"] for choice in chunk["choices"])
+                yield "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
     finally:
         connection.close()
 

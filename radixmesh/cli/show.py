@@ -1,4 +1,4 @@
-"""What the client heard, for people: tables and JSON. Calls nothing."""
+"""What the client heard, for people: tables that fit 80 columns, and JSON. Calls nothing."""
 
 from collections.abc import Iterable
 
@@ -22,15 +22,21 @@ def as_json(value: object) -> str:
 
 def replicas_table(replicas: Iterable[Replica]) -> Table:
     """Return the fleet: state, trust, load, cache; `sent` and `hits` are this router's."""
-    table = _table("fleet", ("replica", "model", "state", "view"))
+    replicas = list(replicas)
+    models = sorted({replica.model for replica in replicas})
+    # One model is named once, not in every row.
+    named = ("model",) if len(models) > 1 else ()
+    table = _table(": ".join(["fleet", *models[:1]][: 2 - len(named)]), ("replica", *named))
+    for name in ("state", "view"):
+        table.add_column(name, no_wrap=True)
     for name in ("run", "wait", "blocks", "sent", "hits"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for replica in replicas:
         rate = replica.hit_rate
         _add(
             table,
             f"{replica.group_id}/{replica.dp_rank}",
-            replica.model,
+            *([replica.model] if named else ()),
             Text(replica.phase.value, _PHASE_STYLES.get(replica.phase, "yellow")),
             Text(replica.view.value, _VIEW_STYLES.get(replica.view, "red")),
             str(replica.running_count),
@@ -45,23 +51,22 @@ def replicas_table(replicas: Iterable[Replica]) -> Table:
 def explanation_table(explanation: Explanation) -> Table:
     """Return the price of every candidate, cheapest first."""
     title = f"{explanation.prompt_token_count} tokens, policy {explanation.policy}; seconds"
-    table = _table(title, ("replica", "view"))
-    for name in ("matched", "wait", "prefill", "alpha", "crowding", "eviction", "total"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    table = _table(title, ("replica",))
+    table.add_column("view", no_wrap=True)
+    for name in ("match", "wait", "prefill", "alpha", "crowd", "evict", "total"):
+        table.add_column(name, justify="right", no_wrap=True)
     for price in explanation.candidates:
         _add(
             table,
             f"{price.group_id}/{price.dp_rank}",
             price.view.value,
             f"{price.matched_blocks}/{price.prompt_blocks}",
-            f"{price.wait_s:.4f}",
-            f"{price.prefill_s:.4f}",
+            _seconds(price.wait_s),
+            _seconds(price.prefill_s),
             f"{price.alpha:.1f}",
-            f"{price.crowding_s:.4f}",
-            f"{price.eviction_s:.4f}",
-            f"{price.total_s:.4f}",
-            price.reason,
+            _seconds(price.crowding_s),
+            _seconds(price.eviction_s),
+            price.reason or _seconds(price.total_s),
         )
     return table
 
@@ -83,14 +88,22 @@ def models_table(models: Iterable[Model]) -> Table:
 def footer(usage: Usage, receipt: Receipt) -> str:
     """Return one line on where an answer came from."""
     return (
-        f"{usage.completion_tokens} tokens from {receipt.group_id}/{receipt.dp_rank}; "
-        f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused "
-        f"(blocks predicted {receipt.predicted_blocks}, reused {receipt.actual_blocks})"
+        f"{receipt.group_id}/{receipt.dp_rank}: {usage.completion_tokens} tokens; "
+        f"{usage.cached_tokens}/{usage.prompt_tokens} prompt tokens reused "
+        f"({receipt.actual_blocks} blocks, {receipt.predicted_blocks} predicted)"
     )
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
-    return Table(*columns, title=Text(title), title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    for name in columns:
+        # Names come from outside: a long one goes on in the next line, and is never cut.
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.4f}" if value < 10 else f"{value:.1f}"
 
 
 def _add(table: Table, *cells: str | Text) -> None:

@@ -29,7 +29,7 @@ async def test_generate_writes_the_text_as_it_comes() -> None:
     router = FakeRouter([ANSWER])
     result = await run(router, "generate", "hi", "--max-tokens=5", "--temperature=0")
     assert (result.exit_code, result.stdout) == (0, "Hello\n")
-    assert "4 of 9 prompt tokens reused" in result.stderr
+    assert "4/9 prompt tokens reused" in result.stderr
     assert router.requests[0].sampling.max_tokens == 5
     assert router.requests[0].sampling.HasField("temperature")
 

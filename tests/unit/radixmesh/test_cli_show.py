@@ -1,0 +1,98 @@
+"""What people read: every column whole on a terminal of 80, whatever the numbers."""
+
+import io
+
+from rich.console import Console, RenderableType
+
+from radixmesh.cli.show import explanation_table, footer, replicas_table
+from radixmesh.client import CandidatePrice, Explanation, Phase, Receipt, Replica, Usage, View
+
+MODEL = "SmolLM2-135M-Instruct.Q4_1-5599fa6d4e93"
+
+
+def shown(what: RenderableType) -> list[str]:
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(what)
+    return console.export_text().splitlines()
+
+
+def replica(group_id: str = "worker-10", model: str = MODEL) -> Replica:
+    return Replica(
+        group_id=group_id,
+        address="127.0.0.1:30100",
+        dp_rank=3,
+        model=model,
+        incarnation=1,
+        phase=Phase.CONNECTING,
+        view=View.DEGRADED,
+        running_count=256,
+        waiting_count=1024,
+        in_flight_count=1300,
+        cached_block_count=28120,
+        kv_block_count=29120,
+        free_block_count=0,
+        block_tokens=16,
+        routed_count=123456,
+        prompt_token_count=100,
+        cached_token_count=100,
+        prefill_rate=1.0,
+        topology="dp=4 pp=1 tp=1",
+    )
+
+
+def test_a_fleet_of_one_model_fits_and_names_it_once() -> None:
+    lines = shown(replicas_table([replica(), replica("worker-9")]))
+    assert lines[0].strip() == f"fleet: {MODEL}"
+    cells = ["worker-10/3", "connecting", "degraded", "256", "1024", "28120/29120", "123456"]
+    assert lines[4].split() == [*cells, "100%"]
+    assert not any("…" in line for line in lines)
+
+
+def test_long_names_go_on_in_the_next_line() -> None:
+    models = [MODEL, "another-model-with-a-long-name"]
+    lines = shown(replicas_table([replica("europe-west-4-inference", one) for one in models]))
+    assert lines[0].strip() == "fleet"
+    assert not any("…" in line for line in lines)
+    joined = "".join("".join(line.split()) for line in lines)
+    assert all(word in joined for word in ("connecting", "28120/29120", "123456", "100%"))
+
+
+def test_an_explanation_fits() -> None:
+    price = CandidatePrice(
+        group_id="worker-1",
+        dp_rank=3,
+        eligible=True,
+        reason="",
+        prompt_blocks=500,
+        matched_blocks=500,
+        wait_s=123.45678,
+        prefill_s=9.87654,
+        alpha=8.0,
+        crowding_s=0.01234,
+        eviction_s=0.01234,
+        total_s=1234.5,
+        view=View.DEGRADED,
+    )
+    explanation = Explanation(prompt_token_count=8000, policy="price", candidates=(price,))
+    lines = shown(explanation_table(explanation))
+    cells = ["worker-1/3", "degraded", "500/500", "123.5", "9.8765", "8.0", "0.0123", "0.0123"]
+    assert lines[4].split() == [*cells, "1234.5"]
+    assert not any("…" in line for line in lines)
+
+
+def test_the_line_below_an_answer_fits() -> None:
+    usage = Usage(prompt_tokens=800, cached_tokens=400, completion_tokens=512)
+    receipt = Receipt(
+        group_id="worker-1",
+        dp_rank=0,
+        block_tokens=16,
+        prompt_blocks=50,
+        predicted_blocks=25,
+        actual_blocks=25,
+        predicted_wait_s=0.0,
+        actual_wait_s=0.0,
+        policy="price",
+        attempts=1,
+        seed=1,
+    )
+    assert len(footer(usage, receipt)) <= 80
