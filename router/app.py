@@ -37,8 +37,9 @@ from router.pipeline import Pace, Pipeline
 from router.policy.policies import POLICIES
 from router.ports import Texts
 from router.settings import RouterSettings
-from router.text.detokenizers import Detokenizers
-from router.text.tokenizers import Tokenizers
+from router.text.detokenizers import DetokenizerInstance, Detokenizers
+from router.text.pool import Pool
+from router.text.tokenizers import TokenizerInstance, Tokenizers
 from router.tree.meta_tree import MetaTree
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ class Core:
 
     metrics: RouterMetrics
     fleet: Fleet
-    tokenizers: Tokenizers
-    detokenizers: Detokenizers
+    tokenizers: Pool[TokenizerInstance]
+    detokenizers: Pool[DetokenizerInstance]
     admission: Admission
     pipeline: Pipeline
 
@@ -106,21 +107,16 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         index=_index(settings, metrics),
         rng=rng,
     )
-    tokenizers = Tokenizers(
-        settings.tokenizers,
-        identity=identity,
-        limits=limits,
-        rng=rng,
-        wait_s=settings.ready_wait_s,
-        on_lost=metrics.links_lost.labels("tokenizer").inc,
+    tokenizers: Pool[TokenizerInstance] = Pool(
+        "tokenizer", rng=rng, on_lost=metrics.links_lost.labels("tokenizer").inc
     )
-    detokenizers = Detokenizers(
-        settings.detokenizers,
-        identity=identity,
-        limits=limits,
-        rng=rng,
-        on_lost=metrics.links_lost.labels("detokenizer").inc,
+    for address in settings.tokenizers:
+        tokenizers.add(TokenizerInstance(address, identity=identity, limits=limits, rng=rng))
+    detokenizers: Pool[DetokenizerInstance] = Pool(
+        "detokenizer", rng=rng, on_lost=metrics.links_lost.labels("detokenizer").inc
     )
+    for address in settings.detokenizers:
+        detokenizers.add(DetokenizerInstance(address, identity=identity, limits=limits, rng=rng))
     admission = Admission(
         max_concurrent=settings.max_concurrent,
         max_queued=settings.max_queued,
@@ -129,7 +125,9 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     )
     pipeline = Pipeline(
         fleet,
-        texts=Texts(tokenizers, detokenizers),
+        texts=Texts(
+            Tokenizers(tokenizers, wait_s=settings.ready_wait_s), Detokenizers(detokenizers)
+        ),
         admit=admission.admit,
         pace=pace_of(settings),
         rng=rng,

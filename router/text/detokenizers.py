@@ -17,8 +17,9 @@ from radixmesh.blocks import ID_BYTES
 from radixmesh.detokenizer.v1 import detokenizer_service_pb2 as pb
 from radixmesh.detokenizer.v1 import detokenizer_service_pb2_grpc as pb_grpc
 from radixmesh.errors import LinkLost, LinkOverloaded, MeshError
-from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
-from router.text.pool import OnChange, Pool, Serving
+from radixmesh.rpc.link import Identity, Lane, LinkLimits
+from router.text.instance import TextInstance
+from router.text.pool import Pool, Serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,53 +98,21 @@ class TextEntry:
         self.instance.cancel(self._entry_id)
 
 
-class DetokenizerInstance:
-    """One detokenizer process behind a link."""
+class DetokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, TextSink]):
+    """One detokenizer."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        identity: Identity,
-        limits: LinkLimits,
-        rng: random.Random,
-        on_change: OnChange,
+        self, address: str, *, identity: Identity, limits: LinkLimits, rng: random.Random
     ) -> None:
-        self.address = address
-        self._on_change = on_change
-        self._serving: Serving | None = None
         self._outbox: _Outbox | None = None
-        self._link: Link[pb.AttachRequest, pb.AttachResponse, TextSink] = Link(
+        super().__init__(
             address,
             attach=_attach,
             down=pb.AttachRequest,
-            listener=self,
             identity=identity,
             limits=limits,
             rng=rng,
         )
-
-    def __repr__(self) -> str:
-        return f"<DetokenizerInstance {self.address} {self._serving} load {self.load}>"
-
-    @property
-    def serving(self) -> Serving | None:
-        """What it serves, or None while it is not connected."""
-        return self._serving
-
-    @property
-    def load(self) -> int:
-        """How many outputs it turns into text."""
-        return len(self._link.entries)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes."""
-        return self._link.pending_bytes
-
-    async def run(self) -> None:
-        """Keep the link up until cancelled."""
-        await self._link.run()
 
     def open(self, sink: TextSink, options: DecodeOptions) -> TextEntry:
         """Begin an output.
@@ -199,16 +168,10 @@ class DetokenizerInstance:
                 self._link.cancel(entry_id)
                 sink.on_failed(error)
 
-    # Listener of the link
-
-    def on_up(self, peer: Peer, *, is_new: bool) -> None:
-        """Wait for `info`, which is in the first frame."""
-
-    def on_frame(self, frame: pb.AttachResponse) -> None:
+    def on_frame(self, frame: pb.AttachResponse, /) -> None:
         """Hand text to those who wait."""
         if frame.HasField("info"):
-            self._serving = Serving(frame.info.model, frame.info.fingerprint)
-            self._on_change(up=True)
+            self._came_up(frame.info.model, frame.info.fingerprint)
         for piece in frame.pieces:
             sink = self._link.entries.get(piece.entry_id)
             if sink is not None:
@@ -218,57 +181,17 @@ class DetokenizerInstance:
             if sink is not None:
                 sink.on_done(done.tail, done.stop_matched, done.consumed_ids, done.token_bytes)
 
-    def on_down(self, error: MeshError) -> None:
+    def on_down(self, error: MeshError, /) -> None:
         """Take no outputs until it is connected again."""
-        del error  # the link has logged it, and the entries know
         self._outbox = None
-        if self._serving is not None:
-            self._serving = None
-            self._on_change(up=False)
+        super().on_down(error)
 
 
 class Detokenizers:
-    """All detokenizers of the mesh.
+    """All detokenizers of the mesh."""
 
-    Args:
-        addresses: host:port of each.
-        on_lost: Told of every link that was lost.
-    """
-
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        identity: Identity,
-        limits: LinkLimits,
-        rng: random.Random,
-        on_lost: Callable[[], None],
-    ) -> None:
-        self._pool: Pool[DetokenizerInstance] = Pool("detokenizer", rng=rng, on_lost=on_lost)
-        for address in addresses:
-            instance = DetokenizerInstance(
-                address, identity=identity, limits=limits, rng=rng, on_change=self._pool.changed
-            )
-            self._pool.add(instance)
-
-    @property
-    def connected(self) -> int:
-        """How many are connected."""
-        return sum(1 for one in self._pool.instances if one.serving)
-
-    @property
-    def entries(self) -> int:
-        """Entries that are open, at all of them."""
-        return sum(one.load for one in self._pool.instances)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes, to all of them."""
-        return sum(one.pending_bytes for one in self._pool.instances)
-
-    async def run(self) -> None:
-        """Keep the links up until cancelled."""
-        await self._pool.run()
+    def __init__(self, pool: Pool[DetokenizerInstance]) -> None:
+        self._pool = pool
 
     async def open(
         self,

@@ -43,6 +43,12 @@ class Instance(Protocol):
     def load(self) -> int:
         """How many entries it has of this router."""
 
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+
+    on_change: OnChange
+
     async def run(self) -> None:
         """Keep the link up until cancelled."""
 
@@ -68,12 +74,23 @@ class Pool(Generic[InstanceT]):
 
     def add(self, instance: InstanceT) -> None:
         """Add an instance, before `run`."""
+        instance.on_change = self._changed
         self._instances.append(instance)
 
     @property
-    def instances(self) -> Sequence[InstanceT]:
-        """All of them, connected or not."""
-        return self._instances
+    def connected(self) -> int:
+        """How many are connected."""
+        return sum(1 for one in self._instances if one.serving)
+
+    @property
+    def entries(self) -> int:
+        """Entries that are open, at all of them."""
+        return sum(one.load for one in self._instances)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes, to all of them."""
+        return sum(one.pending_bytes for one in self._instances)
 
     async def run(self) -> None:
         """Keep the links up until cancelled."""
@@ -81,8 +98,7 @@ class Pool(Generic[InstanceT]):
             for instance in self._instances:
                 tasks.create_task(instance.run())
 
-    def changed(self, *, up: bool) -> None:
-        """An instance came up, or was lost."""
+    def _changed(self, *, up: bool) -> None:
         if not up:
             self._on_lost()
             return

@@ -6,18 +6,18 @@ again elsewhere. Knows the tokenizer's link; nothing of workers.
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from radixmesh.common.v1 import generation_pb2
 from radixmesh.errors import RESUMABLE, MeshError, ServiceUnavailable
-from radixmesh.rpc.link import Identity, Lane, Link, LinkLimits, Peer
+from radixmesh.rpc.link import Identity, Lane, LinkLimits
 from radixmesh.tokenizer.v1 import tokenizer_service_pb2 as pb
 from radixmesh.tokenizer.v1 import tokenizer_service_pb2_grpc as pb_grpc
 from router.request import ChatPrompt, TextPrompt
-from router.text.pool import OnChange, Pool, Serving
+from router.text.instance import TextInstance
+from router.text.pool import Pool, Serving
 
 MAX_TRIES = 6
 RETRY_PAUSE_S = 0.05
@@ -46,52 +46,20 @@ class _Answer:
             self.ids.set_result(ids)
 
 
-class TokenizerInstance:
-    """One tokenizer process behind a link."""
+class TokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, _Answer]):
+    """One tokenizer."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        identity: Identity,
-        limits: LinkLimits,
-        rng: random.Random,
-        on_change: OnChange,
+        self, address: str, *, identity: Identity, limits: LinkLimits, rng: random.Random
     ) -> None:
-        self.address = address
-        self._on_change = on_change
-        self._serving: Serving | None = None
-        self._link: Link[pb.AttachRequest, pb.AttachResponse, _Answer] = Link(
+        super().__init__(
             address,
             attach=_attach,
             down=pb.AttachRequest,
-            listener=self,
             identity=identity,
             limits=limits,
             rng=rng,
         )
-
-    def __repr__(self) -> str:
-        return f"<TokenizerInstance {self.address} {self._serving} load {self.load}>"
-
-    @property
-    def serving(self) -> Serving | None:
-        """What it serves, or None while it is not connected."""
-        return self._serving
-
-    @property
-    def load(self) -> int:
-        """How many prompts wait for its answer."""
-        return len(self._link.entries)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes."""
-        return self._link.pending_bytes
-
-    async def run(self) -> None:
-        """Keep the link up until cancelled."""
-        await self._link.run()
 
     async def encode(self, prompt: pb.Prompt, *, timeout_s: float) -> bytes:
         """Return the ids of one prompt.
@@ -111,74 +79,27 @@ class TokenizerInstance:
             # Nothing to do when the answer came; else the peer need not work on it.
             self._link.cancel(entry_id)
 
-    # Listener of the link
-
-    def on_up(self, peer: Peer, *, is_new: bool) -> None:
-        """Wait for `info`, which is in the first frame."""
-
-    def on_frame(self, frame: pb.AttachResponse) -> None:
+    def on_frame(self, frame: pb.AttachResponse, /) -> None:
         """Hand results to those who wait."""
         if frame.HasField("info"):
-            self._serving = Serving(frame.info.model, frame.info.fingerprint)
-            self._on_change(up=True)
+            self._came_up(frame.info.model, frame.info.fingerprint)
         for result in frame.results:
             answer = self._link.close(result.entry_id)
             if answer is not None:
                 answer.on_result(result.token_ids)
-
-    def on_down(self, error: MeshError) -> None:
-        """Take no prompts until it is connected again."""
-        del error  # the link has logged it, and the entries know
-        if self._serving is not None:
-            self._serving = None
-            self._on_change(up=False)
 
 
 class Tokenizers:
     """All tokenizers of the mesh.
 
     Args:
-        addresses: host:port of each.
+        pool: Those processes.
         wait_s: Seconds that a prompt waits for one to connect.
-        on_lost: Told of every link that was lost.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        identity: Identity,
-        limits: LinkLimits,
-        rng: random.Random,
-        wait_s: float,
-        on_lost: Callable[[], None],
-    ) -> None:
+    def __init__(self, pool: Pool[TokenizerInstance], *, wait_s: float) -> None:
+        self._pool = pool
         self._wait_s = wait_s
-        self._pool: Pool[TokenizerInstance] = Pool("tokenizer", rng=rng, on_lost=on_lost)
-        for address in addresses:
-            instance = TokenizerInstance(
-                address, identity=identity, limits=limits, rng=rng, on_change=self._pool.changed
-            )
-            self._pool.add(instance)
-
-    @property
-    def connected(self) -> int:
-        """How many are connected."""
-        return sum(1 for one in self._pool.instances if one.serving)
-
-    @property
-    def entries(self) -> int:
-        """Entries that are open, at all of them."""
-        return sum(one.load for one in self._pool.instances)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes, to all of them."""
-        return sum(one.pending_bytes for one in self._pool.instances)
-
-    async def run(self) -> None:
-        """Keep the links up until cancelled."""
-        await self._pool.run()
 
     async def encode(
         self, prompt: TextPrompt | ChatPrompt, wanted: Serving, *, timeout_s: float

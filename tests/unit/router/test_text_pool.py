@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from radixmesh.errors import ServiceUnavailable, TokenizerMismatch
-from router.text.pool import Pool, Serving
+from router.text.pool import OnChange, Pool, Serving
 
 WANTED = Serving("tiny", "f1")
 
@@ -17,6 +17,8 @@ class Instance:
     address: str = "here:1"
     serving: Serving | None = None
     load: int = 0
+    pending_bytes: int = 0
+    on_change: OnChange = lambda *, up: None
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -66,7 +68,7 @@ async def test_a_request_waits_for_one_to_connect() -> None:
     waiting = asyncio.create_task(instances.acquire(WANTED, wait_s=5))
     await asyncio.sleep(0)
     late.serving = WANTED
-    instances.changed(up=True)
+    late.on_change(up=True)
     assert await waiting is late
 
 
@@ -89,5 +91,5 @@ async def test_a_cancelled_wait_leaves_nothing() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     late.serving = WANTED
-    instances.changed(up=True)
+    late.on_change(up=True)
     assert await instances.acquire(WANTED, wait_s=0) is late
