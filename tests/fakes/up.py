@@ -64,16 +64,16 @@ class RunningUp:
 
 @asynccontextmanager
 async def running_up(
-    model: Path | str, folder: Path, *flags: str, engine: str = "fake"
+    model: Path | str, folder: Path, *flags: str, engine: str = "fake", groups: int = 2
 ) -> AsyncGenerator[RunningUp, None]:
-    """Run two groups on free ports; ended at the latest on the way out."""
+    """Run a mesh on free ports; ended at the latest on the way out."""
     ready_file = folder / "ready.json"
     log = folder / "up.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "radixmesh.cli.main", "up", f"--engine={engine}", f"--model={model}"),
-            *("--groups=2", "--port-base=0", f"--ready-file={ready_file}", *flags),
+            *(f"--groups={groups}", "--port-base=0", f"--ready-file={ready_file}", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
         )
