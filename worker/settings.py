@@ -58,7 +58,7 @@ class WorkerSettings(ServiceSettings):
     fake_decode_ms: float = Field(0.0, ge=0)
     """Fake engine: milliseconds of a step that decodes; 0 means at once."""
     fake_kv_blocks: int = Field(0, ge=0)
-    """Fake engine: blocks of the KV cache; 0 means from --kv-tokens or --kv-bytes."""
+    """Fake engine: blocks of the KV cache; 0 means from --kv-tokens, else 4096."""
     fake_faults: list[str] = Field(default_factory=list)
     """Fake engine: faults to act out, for tests; a comma-separated list."""
 

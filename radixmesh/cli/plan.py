@@ -69,7 +69,7 @@ class UpSettings(ServiceSettings):
     tp: int = Field(1, ge=1, le=64)
     """Tensor-parallel ranks of a stage."""
     dtype: str | None = None
-    """Number format: auto, bfloat16, float32 or float16."""
+    """Worker: number format: auto, bfloat16, float32 or float16; auto unless given."""
     threads: int = Field(0, ge=0)
     """CPU threads of a rank; 0 means usable cores / all ranks of the mesh."""
 
@@ -87,42 +87,42 @@ class UpSettings(ServiceSettings):
     """How much the services log."""
 
     policy: str | None = None
-    """Router: how a replica is chosen."""
+    """Router: how a replica is chosen: price, round_robin or random; price unless given."""
     api_key: str | None = None
-    """Router: the key that clients must bring."""
+    """Router: the key that clients must bring; none unless given."""
     default_max_tokens: int | None = None
-    """Router: output limit of requests that give none."""
+    """Router: output limit of requests that give none; 512 unless given."""
     request_timeout_s: float | None = None
-    """Router: the longest time of a request."""
+    """Router: the longest time of a request; 600 unless given."""
     max_concurrent: int | None = None
-    """Router: requests at once."""
+    """Router: requests at once; 0 (no limit) unless given."""
     stream_interval_ms: float | None = None
-    """Router: deltas of a stream are merged for so long; 0 sends every step."""
+    """Router: later deltas are merged for so long; 0 sends every step; 30 unless given."""
 
     block_tokens: int | None = None
-    """Worker: ids per block."""
+    """Worker: ids per block; 0 (what the engine wants) unless given."""
     kv_tokens: int | None = None
-    """Worker: ids whose KV a replica can hold."""
+    """Worker: ids whose KV a replica can hold; 0 (by --kv-bytes) unless given."""
     kv_bytes: int | None = None
-    """Worker: bytes of a replica's KV cache."""
+    """Worker: bytes of a replica's KV cache; 1073741824 (1 GiB) unless given."""
     max_model_len: int | None = None
-    """Worker: prompt and output ids of a request."""
+    """Worker: prompt and output ids of a request; 0 (what the model allows) unless given."""
     max_running: int | None = None
-    """Worker: requests of a replica in one step."""
+    """Worker: requests of a replica in one step; 64 unless given."""
     max_waiting: int | None = None
-    """Worker: requests of a replica that wait."""
+    """Worker: requests of a replica that wait; 1024 unless given."""
     max_batched_tokens: int | None = None
-    """Worker: ids that a replica computes in one step."""
+    """Worker: ids that a replica computes in one step; 512 unless given."""
     fake_eos_after: int | None = None
-    """Fake engine: an output ends by itself after so many ids."""
+    """Fake engine: an output ends by itself after so many ids; 0 (never) unless given."""
     fake_prefill_tokens_per_s: float | None = None
-    """Fake engine: pace of prefill."""
+    """Fake engine: pace of prefill; 0 (at once) unless given."""
     fake_decode_ms: float | None = None
-    """Fake engine: milliseconds of a step that decodes."""
+    """Fake engine: milliseconds of a step that decodes; 0 (at once) unless given."""
     fake_kv_blocks: int | None = None
-    """Fake engine: blocks of the KV cache."""
+    """Fake engine: blocks of the KV cache; 0 (by --kv-tokens, else 4096) unless given."""
     fake_faults: str | None = None
-    """Fake engine: faults to act out, comma-separated."""
+    """Fake engine: faults to act out, comma-separated; none unless given."""
 
 
 @dataclass(frozen=True, slots=True)

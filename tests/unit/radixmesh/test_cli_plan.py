@@ -1,6 +1,8 @@
 """Which processes `radixmesh up` runs, on which ports, with which flags."""
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from radixmesh.cli.mesh import find_port_base
 from radixmesh.cli.plan import Service, UpSettings, model_name, plan
 from radixmesh.settings import ServiceSettings, load
+from router.settings import RouterSettings
+from worker.settings import WorkerSettings
 
 
 def settings(*flags: str) -> UpSettings:
@@ -50,6 +54,23 @@ def test_the_router_knows_every_leaf() -> None:
     assert given["--tokenizers"] == "127.0.0.1:30010"
     assert given["--detokenizers"] == "127.0.0.1:30020"
     assert given["--http-port"] == "30000"
+
+
+def _passed_on() -> Iterator[tuple[str, str, object]]:
+    """Flags of up that a service gets as they are: name, what up's help says, own default."""
+    for name, field in UpSettings.model_fields.items():
+        for kind in (RouterSettings, WorkerSettings):
+            if field.default is None and name in kind.model_fields:
+                own = kind.model_fields[name].get_default(call_default_factory=True)
+                yield name, str(field.description), own
+
+
+@pytest.mark.parametrize(("name", "said", "default"), list(_passed_on()))
+def test_help_states_the_default_that_the_service_has(
+    name: str, said: str, default: object
+) -> None:
+    shown = f"{default:.0f}" if isinstance(default, (int, float)) else default or "none"
+    assert re.search(rf"[;] {shown}( \(.*\))? unless given\.$", said), said
 
 
 def test_a_flag_that_was_not_given_is_not_passed_on() -> None:
