@@ -58,6 +58,7 @@ class _Prompt:
 def sites(groups: Iterable[Group], ask: Ask, tree: MetaTree, now: float) -> list[Site]:
     """Return every replica of the groups as a candidate for the ask."""
     prompt = _Prompt(ask, tree)
+    tokens = len(ask.ids) // ID_BYTES
     found = []
     for group in groups:
         if group.info is None:
@@ -69,11 +70,11 @@ def sites(groups: Iterable[Group], ask: Ask, tree: MetaTree, now: float) -> list
         rate = max((load.prefill_rate for load in loads), default=0.0)
         for replica, load in zip(group.replicas.values(), loads, strict=True):
             candidate = _candidate(group.info, replica, load, rate)
-            candidate.prompt_tokens = len(ask.ids) // ID_BYTES
+            candidate.prompt_tokens = tokens
             candidate.prompt_blocks = len(keys)
-            candidate.matched_blocks = replica.matched(
-                keys, depths.get(replica.feed.number, 0), now
-            )
+            held = replica.matched(keys, depths.get(replica.feed.number, 0), now)
+            # One id at least is always computed, or there would be nothing to draw from.
+            candidate.matched_blocks = min(held, max(tokens - 1, 0) // group.info.block_tokens)
             candidate.reason = unfit(group.info, replica, ask, now)
             found.append(Site(group, replica, keys, candidate))
     return found
@@ -112,8 +113,7 @@ def unfit(info: GroupInfo, replica: Replica, ask: Ask, now: float) -> str:
 
 def charge(candidate: Candidate, ask: Ask) -> Charge:
     """Return what the ask puts on the replica that it goes to."""
-    missing = candidate.prompt_tokens - candidate.matched_blocks * candidate.block_tokens
-    tokens = max(1, missing)
+    tokens = candidate.prompt_tokens - candidate.matched_blocks * candidate.block_tokens
     blocks = math.ceil(tokens / candidate.block_tokens)
     return Charge(tokens=tokens, blocks=blocks, resume=ask.resume)
 

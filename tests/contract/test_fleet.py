@@ -12,7 +12,7 @@ from tests.fakes.fleet import Output, ask, count_ready, running_fleet, spec, unt
 from tests.fakes.oracle import oracle_output
 from tests.fakes.worker import FakeWorker
 
-PROMPT = list(range(100, 132))
+PROMPT = list(range(100, 134))  # 8 blocks, and a beginning of one
 
 
 def indexed(fleet: Fleet, worker: FakeWorker) -> bool:

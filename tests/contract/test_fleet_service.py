@@ -29,7 +29,7 @@ from tests.fakes.worker import FakeWorker
 if TYPE_CHECKING:
     from radixmesh.router.v1.fleet_service_pb2_grpc import FleetServiceAsyncStub
 
-PROMPT = list(range(100, 132))
+PROMPT = list(range(100, 134))  # 8 blocks, and a beginning of one
 READY, DRAINING = 2, 3
 
 
@@ -85,7 +85,7 @@ async def test_replicas_are_listed_with_what_they_did(rig: Rig) -> None:
     assert [(one.dp_rank, one.phase, one.view) for one in listed] == [(0, 2, 1), (1, 2, 1)]
     served = listed[1]
     assert (served.group_id, served.model) == (rig.worker.address, "tiny")
-    assert (served.routed_count, served.prompt_token_count) == (1, 32)
+    assert (served.routed_count, served.prompt_token_count) == (1, len(PROMPT))
     assert (served.cached_token_count, served.cached_block_count) == (32, 8)
     assert (served.block_tokens, served.kv_block_count) == (4, 4096)
     assert served.topology == "dp=2 pp=1 tp=1"
@@ -101,7 +101,7 @@ async def test_a_route_is_explained_without_being_taken(rig: Rig) -> None:
         model="tiny", token_ids=router_service_pb2.TokenIds(ids=PROMPT), cache_salt="s"
     )
     told = await rig.stub.ExplainRoute(pb.ExplainRouteRequest(request=request))
-    assert (told.prompt_token_count, told.policy) == (32, "price")
+    assert (told.prompt_token_count, told.policy) == (len(PROMPT), "price")
     best, other = told.candidates
     assert (best.dp_rank, best.eligible, best.matched_blocks, best.prompt_blocks) == (1, True, 8, 8)
     assert (other.dp_rank, other.eligible, other.reason) == (0, False, "draining")

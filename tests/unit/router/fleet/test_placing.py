@@ -17,7 +17,7 @@ from router.policy.choice import View
 from tests.fakes.fleet import Output, spec
 from tests.fakes.group_link import INFO, FakeFleet
 
-PROMPT = list(range(100, 164))  # 16 blocks
+PROMPT = list(range(100, 166))  # 16 blocks, and a beginning of one
 SEED = Namespace(model="tiny", fingerprint="f1").seed()
 
 
@@ -84,6 +84,15 @@ def test_siblings_that_arrive_together_meet_on_one_replica(four: FakeFleet) -> N
         booking.release()
     assert four.fleet.place(ask()).predicted_blocks == 0
     assert len(four.fleet.inflight) == 16
+
+
+def test_no_hit_is_predicted_for_the_block_of_the_id_that_is_always_computed(
+    four: FakeFleet,
+) -> None:
+    whole = PROMPT[:64]  # 16 blocks and not an id more
+    four.links["a"].holds(2, keys(whole))
+    assert four.fleet.place(ask(whole)).predicted_blocks == 15
+    assert four.fleet.place(ask(PROMPT)).predicted_blocks == 16
 
 
 def test_the_feed_confirms_what_was_in_flight(four: FakeFleet) -> None:
@@ -238,9 +247,11 @@ def test_while_a_view_is_not_trusted_own_routing_is_the_guess(four: FakeFleet) -
     assert link.resnapshots == [1]
     again = four.fleet.place(ask())
     assert (again.dp_rank, again.predicted_blocks) == (1, 16)
-    later = [four.fleet.place(replace(ask(distinct(7)), hint_group="a", hint_dp_rank=1))]
+    later = [four.fleet.place(replace(ask(distinct(7, 66)), hint_group="a", hint_dp_rank=1))]
     later[0].release()
-    hits = {price.dp_rank: price.matched_blocks for price in four.fleet.explain(ask(distinct(7)))}
+    hits = {
+        price.dp_rank: price.matched_blocks for price in four.fleet.explain(ask(distinct(7, 66)))
+    }
     assert hits == {0: 0, 1: 16, 2: 0, 3: 0}
 
 
