@@ -13,11 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from radixmesh.router.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
-from radixmesh.router.v1.router_service_pb2_grpc import add_RouterServiceServicer_to_server
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
@@ -221,14 +218,14 @@ async def _edges(
     settings: RouterSettings, core: Core, stop: asyncio.Event
 ) -> AsyncGenerator[_Edges]:
     """Listen everywhere; on leaving close what is still open."""
-    public = Server(
-        f"{settings.host}:{settings.port}",
-        [(ROUTER_SERVICE, lambda server: _add_public(settings, core, server))],
+    generate = RouterService(
+        Metered(core.pipeline, core.metrics, edge="grpc"),
+        api_key=ApiKey(settings.api_key),
+        request_timeout_s=settings.request_timeout_s,
     )
-    admin = Server(
-        f"{settings.host}:{settings.fleet_port}",
-        [(FLEET_SERVICE, lambda server: _add_admin(core, server))],
-    )
+    operate = FleetService(core.fleet, core.pipeline)
+    public = Server(f"{settings.host}:{settings.port}", [(ROUTER_SERVICE, generate.add_to)])
+    admin = Server(f"{settings.host}:{settings.fleet_port}", [(FLEET_SERVICE, operate.add_to)])
     page = serve_metrics(settings.metrics_port, core.metrics.registry, host=settings.host)
     http = _http(settings, core, stop)
     try:
@@ -246,20 +243,6 @@ async def _edges(
         await admin.stop()
         if page:
             page.close()
-
-
-def _add_public(settings: RouterSettings, core: Core, server: grpc.aio.Server) -> None:
-    service = RouterService(
-        Metered(core.pipeline, core.metrics, edge="grpc"),
-        api_key=ApiKey(settings.api_key),
-        request_timeout_s=settings.request_timeout_s,
-    )
-    add_RouterServiceServicer_to_server(service, server)
-
-
-def _add_admin(core: Core, server: grpc.aio.Server) -> None:
-    service = FleetService(core.fleet, core.pipeline)
-    add_FleetServiceServicer_to_server(service, server)
 
 
 def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener | None:

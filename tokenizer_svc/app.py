@@ -7,32 +7,24 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from radixmesh.detokenizer.v1 import detokenizer_service_pb2
-from radixmesh.detokenizer.v1.detokenizer_service_pb2_grpc import (
-    add_DetokenizerServiceServicer_to_server,
-)
 from radixmesh.errors import MeshError
 from radixmesh.models import resolve
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Register, Server
 from radixmesh.telemetry.metrics import TextMetrics, serve_metrics
-from radixmesh.tokenizer.v1 import tokenizer_service_pb2
-from radixmesh.tokenizer.v1.tokenizer_service_pb2_grpc import add_TokenizerServiceServicer_to_server
+from tokenizer_svc.detokenize.service import SERVICE_NAME as DETOKENIZER
 from tokenizer_svc.detokenize.service import DetokenizerParts, DetokenizerServicer
 from tokenizer_svc.settings import DetokenizerSettings, TokenizerSettings
 from tokenizer_svc.tokenize.batcher import Batcher, BatchLimits
 from tokenizer_svc.tokenize.encoder import Encoder, Prompt
+from tokenizer_svc.tokenize.service import SERVICE_NAME as TOKENIZER
 from tokenizer_svc.tokenize.service import TokenizerParts, TokenizerServicer
 from tokenizer_svc.vocab import Vocab
-
-TOKENIZER = tokenizer_service_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
-DETOKENIZER = detokenizer_service_pb2.DESCRIPTOR.services_by_name["DetokenizerService"].full_name
 
 # After the last result, links may take so long to pass it on.
 LAST_WRITES_S: Final = 0.2
@@ -78,8 +70,7 @@ async def serve_tokenizer(
         model=served_name(settings), vocab=vocab, encoder=encoder, batcher=batcher, metrics=metrics
     )
     servicer = TokenizerServicer(parts, _identity("tokenizer"), LinkLimits())
-    register = partial(add_TokenizerServiceServicer_to_server, servicer)
-    async with _serving(settings, TOKENIZER, register, metrics) as server:
+    async with _serving(settings, TOKENIZER, servicer.add_to, metrics) as server:
         on_ready(server.port)
         await stop.wait()
         await server.drain()
@@ -109,8 +100,7 @@ async def serve_detokenizer(
         outputs_limit=settings.max_outputs,
     )
     servicer = DetokenizerServicer(parts, _identity("detokenizer"), LinkLimits())
-    register = partial(add_DetokenizerServiceServicer_to_server, servicer)
-    async with _serving(settings, DETOKENIZER, register, metrics) as server:
+    async with _serving(settings, DETOKENIZER, servicer.add_to, metrics) as server:
         on_ready(server.port)
         await stop.wait()
 

@@ -12,7 +12,6 @@ from radixmesh.rpc.frames import DEFAULT_LIMITS
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import WorkerMetrics, serve_metrics
-from radixmesh.worker.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
 from worker.config import FakeConfig, RankConfig
 from worker.front.group import Group, GroupPlan
 from worker.front.meters import Meters
@@ -60,10 +59,7 @@ async def serve(
     pace = Pace(startup_s=settings.startup_timeout_s)
     identity = Identity("worker", uuid.uuid4().hex)
     service = WorkerService(group, identity, limits)
-    server = Server(
-        f"{settings.host}:{settings.port}",
-        [(SERVICE_NAME, lambda server: add_WorkerServiceServicer_to_server(service, server))],
-    )
+    server = Server(f"{settings.host}:{settings.port}", [(SERVICE_NAME, service.add_to)])
     metrics = serve_metrics(settings.metrics_port, registry, host=settings.host)
     try:
         on_listening(await server.start())

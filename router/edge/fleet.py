@@ -8,7 +8,10 @@ import grpc
 
 from radixmesh.errors import InvalidRequest
 from radixmesh.router.v1 import fleet_service_pb2 as pb
-from radixmesh.router.v1.fleet_service_pb2_grpc import FleetServiceServicer
+from radixmesh.router.v1.fleet_service_pb2_grpc import (
+    FleetServiceServicer,
+    add_FleetServiceServicer_to_server,
+)
 from router.fleet.views import ReplicaView
 from router.policy.choice import CandidatePrice, Policy
 from router.request import GenerateRequest
@@ -60,6 +63,10 @@ class FleetService(FleetServiceServicer):
     def __init__(self, fleet: Fleet, pipeline: Explains) -> None:
         self._fleet = fleet
         self._pipeline = pipeline
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Offer the service on a server."""
+        add_FleetServiceServicer_to_server(self, server)
 
     async def ListReplicas(
         self, request: pb.ListReplicasRequest, context: Context

@@ -9,7 +9,10 @@ import grpc
 
 from radixmesh.errors import DeadlineExceeded
 from radixmesh.router.v1 import router_service_pb2 as pb
-from radixmesh.router.v1.router_service_pb2_grpc import RouterServiceServicer
+from radixmesh.router.v1.router_service_pb2_grpc import (
+    RouterServiceServicer,
+    add_RouterServiceServicer_to_server,
+)
 from radixmesh.rpc.interceptors import REQUEST_ID_KEY
 from radixmesh.telemetry.logs import request_id
 from router.edge.admission import LINGER_S, ApiKey
@@ -47,6 +50,10 @@ class RouterService(RouterServiceServicer):
         self._pipeline = pipeline
         self._api_key = api_key
         self._request_timeout_s = request_timeout_s
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Offer the service on a server."""
+        add_RouterServiceServicer_to_server(self, server)
 
     # It writes by itself instead of yielding: a cancel may land in a write.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]

@@ -1,9 +1,6 @@
 """What the fleet counts, in the terms of its own code. Knows metrics; decides nothing."""
 
 import enum
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry
 
@@ -32,16 +29,10 @@ class Meters:
         losses = self._metrics.view_losses
         self._losses = {loss: losses.labels(loss.name.lower()) for loss in Loss}
 
-    @contextmanager
-    def choosing(self) -> Generator[None]:
-        """Time a choice."""
-        began = time.perf_counter()
-        yield
-        self._metrics.choice_seconds.observe(time.perf_counter() - began)
-
-    def chosen(self, policy: str) -> None:
-        """A request was placed."""
+    def chosen(self, policy: str, seconds: float) -> None:
+        """A policy placed a request; looking up and pricing took so long."""
         self._metrics.choices.labels(policy).inc()
+        self._metrics.choice_seconds.observe(seconds)
 
     def applied(self, change: Change) -> None:
         """A replica's cache changed, and so did its view."""

@@ -140,9 +140,9 @@ class Fleet:
             NoReplicaReady: None can take it now.
             TokenizerMismatch: The ids are of another tokenizer than every group's.
         """
-        with self._index.meters.choosing():
-            site, price = self._choose(ask)
-        self._index.meters.chosen(self.policy.name)
+        began = self._clock()
+        site, price = self._choose(ask)
+        self._index.meters.chosen(self.policy.name, self._clock() - began)
         return self._book(site, ask, price)
 
     def _choose(self, ask: Ask) -> tuple[Site, CandidatePrice]:

@@ -13,10 +13,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from radixmesh.detokenizer.v1 import detokenizer_service_pb2 as pb
-from radixmesh.detokenizer.v1.detokenizer_service_pb2_grpc import (
-    DetokenizerServiceStub,
-    add_DetokenizerServiceServicer_to_server,
-)
+from radixmesh.detokenizer.v1.detokenizer_service_pb2_grpc import DetokenizerServiceStub
 from radixmesh.models import tokenizer_fingerprint
 from radixmesh.rpc.link import Identity, LinkLimits, Session
 from radixmesh.rpc.server import Server
@@ -31,8 +28,13 @@ from tests.fakes.text_router import (
     detokenizer_router,
 )
 from tests.fakes.tokenizers import byte_ids
-from tokenizer_svc.app import DETOKENIZER, serve_detokenizer
-from tokenizer_svc.detokenize.service import DetokenizeLink, DetokenizerParts, DetokenizerServicer
+from tokenizer_svc.app import serve_detokenizer
+from tokenizer_svc.detokenize.service import (
+    SERVICE_NAME,
+    DetokenizeLink,
+    DetokenizerParts,
+    DetokenizerServicer,
+)
 from tokenizer_svc.settings import DetokenizerSettings
 from tokenizer_svc.vocab import Vocab
 
@@ -108,10 +110,7 @@ class Bench:
 @asynccontextmanager
 async def detokenizer(model_dir: Path, outputs_limit: int = 5000) -> AsyncGenerator[Bench]:
     service = Watched(Vocab.load(model_dir), outputs_limit)
-    server = Server(
-        "127.0.0.1:0",
-        [(DETOKENIZER, lambda made: add_DetokenizerServiceServicer_to_server(service, made))],
-    )
+    server = Server("127.0.0.1:0", [(SERVICE_NAME, service.add_to)])
     port = await server.start()
     try:
         async with detokenizer_router(port) as router:
@@ -414,7 +413,7 @@ async def test_the_app_serves_until_it_is_stopped(model_dir: Path) -> None:
         return serve_detokenizer(settings, stop, on_ready=on_ready)
 
     async with app(serve) as port, channel_to(port) as channel:
-        asked = health_pb2.HealthCheckRequest(service=DETOKENIZER)
+        asked = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
         answer = await health_pb2_grpc.HealthStub(channel).Check(asked)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         async with detokenizer_router(port) as router:

@@ -20,8 +20,9 @@ from radixmesh.tokenizer.v1 import tokenizer_service_pb2 as pb
 from radixmesh.tokenizer.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
 from tests.fakes.model_dir import IM_END_ID, VOCAB_SIZE
 from tests.fakes.text_router import TextRouter, app, channel_to, tokenizer_router
-from tokenizer_svc.app import TOKENIZER, serve_tokenizer
+from tokenizer_svc.app import serve_tokenizer
 from tokenizer_svc.settings import TokenizerSettings
+from tokenizer_svc.tokenize.service import SERVICE_NAME
 
 if TYPE_CHECKING:  # a name of the stub files alone
     from radixmesh.tokenizer.v1.tokenizer_service_pb2_grpc import TokenizerServiceAsyncStub
@@ -208,7 +209,7 @@ async def test_an_id_outside_the_vocabulary_is_refused(stub: "TokenizerServiceAs
 async def test_health_says_serving(port: int) -> None:
     async with channel_to(port) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
-        for name in ("", TOKENIZER):
+        for name in ("", SERVICE_NAME):
             answer = await check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 

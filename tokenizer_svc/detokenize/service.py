@@ -5,10 +5,10 @@ answered by one frame, whatever the number of outputs in it.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import grpc.aio
 
@@ -23,7 +23,7 @@ from tokenizer_svc.detokenize.output import Output, OutputOptions, Progress
 from tokenizer_svc.meter import Entry
 from tokenizer_svc.vocab import Vocab
 
-logger = logging.getLogger(__name__)
+SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["DetokenizerService"].full_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,10 @@ class DetokenizerServicer(pb_grpc.DetokenizerServiceServicer):
         self._identity = identity
         self._limits = limits
         self._info = pb.DetokenizerInfo(model=parts.model, fingerprint=parts.vocab.fingerprint)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Offer the service on a server."""
+        pb_grpc.add_DetokenizerServiceServicer_to_server(self, server)
 
     async def Attach(  # type: ignore[override]
         self,

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import grpc.aio
 
@@ -20,6 +21,8 @@ from tokenizer_svc.meter import Entry
 from tokenizer_svc.tokenize.batcher import Batcher, Job
 from tokenizer_svc.tokenize.encoder import ChatPrompt, Encoder, Prompt, TextPrompt
 from tokenizer_svc.vocab import Turn, Vocab
+
+SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 EncodeBatcher = Batcher[Prompt, bytes]
 EncodeJob = Job[Prompt, bytes]
@@ -51,6 +54,10 @@ class TokenizerServicer(pb_grpc.TokenizerServiceServicer):
             has_chat_template=vocab.has_chat_template,
             max_prompt_bytes=parts.encoder.prompt_bytes_limit,
         )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Offer the service on a server."""
+        pb_grpc.add_TokenizerServiceServicer_to_server(self, server)
 
     async def Attach(  # type: ignore[override]
         self,

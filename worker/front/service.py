@@ -33,6 +33,10 @@ class WorkerService(worker_service_pb2_grpc.WorkerServiceServicer):
         self._identity = identity
         self._limits = limits
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Offer the service on a server."""
+        worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+
     async def Attach(  # type: ignore[override]  # the link writes by itself
         self,
         request_iterator: AsyncIterator[pb.AttachRequest],
