@@ -13,8 +13,9 @@ from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import WorkerMetrics, serve_metrics
 from worker.config import FakeConfig, RankConfig
-from worker.front.group import Group, GroupPlan
+from worker.front.group import Group
 from worker.front.meters import Meters
+from worker.front.plan import GroupPlan
 from worker.front.ranks import RankLauncher
 from worker.front.service import SERVICE_NAME, WorkerService
 from worker.front.supervisor import CannotStart, Launch, Pace, Supervisor

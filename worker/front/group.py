@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from radixmesh.blocks import ID_BYTES
@@ -24,8 +23,10 @@ from radixmesh.errors import (
 from worker.front.ask import Ask, GroupInfo, to_add
 from worker.front.dispatch import Dispatcher
 from worker.front.feed_out import Event
+from worker.front.flushes import Flushes
 from worker.front.jobs import Job, Owner, split
 from worker.front.meters import Meters
+from worker.front.plan import GroupPlan
 from worker.front.replica import Replica, ReplicaState
 from worker.request import GOES_ON, Add, Ready, StepOutput
 
@@ -52,43 +53,6 @@ class Subscriber(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
-    """What is known of a group before any rank is ready."""
-
-    model: str
-    weight_version: str
-    fingerprint: str
-    engine: str
-    dp: int
-    pp: int
-    tp: int
-    max_running: int
-    max_waiting: int
-    max_batched_tokens: int
-    step_timeout_s: float
-
-    def info(self, ready: Ready) -> GroupInfo:
-        """Return the group's description, given what a rank reported."""
-        return GroupInfo(
-            model=self.model,
-            weight_version=self.weight_version,
-            fingerprint=self.fingerprint,
-            engine=self.engine,
-            dp=self.dp,
-            pp=self.pp,
-            tp=self.tp,
-            max_running=self.max_running,
-            max_waiting=self.max_waiting,
-            max_batched_tokens=self.max_batched_tokens,
-            block_tokens=ready.block_tokens,
-            kv_blocks=ready.kv_blocks,
-            max_model_len=min(ready.max_model_len, ready.kv_blocks * ready.block_tokens),
-            vocab_size=ready.vocab_size,
-            eos_ids=ready.eos_ids,
-        )
-
-
 class Group:
     """A worker group. `clock` gives seconds that never go back."""
 
@@ -107,8 +71,7 @@ class Group:
         self._clock = clock
         self._dispatcher = Dispatcher()
         self._request_ids = itertools.count(1)
-        self._flushes: dict[int, tuple[Replica, asyncio.Future[int]]] = {}
-        self._flush_tokens = itertools.count(1)
+        self._flushes = Flushes()
         meters.watch(
             self.replicas,
             kv_blocks=lambda: self._info.kv_blocks if self._info else 0,
@@ -256,11 +219,7 @@ class Group:
         for job in lost:
             self._ended(job, error.reason)
             job.owner.on_failed(job.entry_id, error)
-        for token, (flushed, future) in list(self._flushes.items()):
-            if flushed is replica:
-                del self._flushes[token]
-                if not future.done():
-                    future.set_exception(error)
+        self._flushes.fail(replica, error)
 
     def on_output(self, replica: Replica, output: StepOutput) -> None:
         """Pass a step on: shares to owners, changes and load to routers."""
@@ -279,9 +238,7 @@ class Group:
                 subscriber.on_events(replica, events)
             subscriber.on_load(replica)
         for token, removed in output.flushed:
-            _, future = self._flushes.pop(token, (replica, None))
-            if future is not None and not future.done():
-                future.set_result(removed)
+            self._flushes.answer(token, removed)
 
     def _pass_shares(self, replica: Replica, output: StepOutput) -> None:
         shares = split(output, replica.jobs)
@@ -329,15 +286,12 @@ class Group:
             GroupNotFound: There is no such replica.
             GroupLost: It is down, or went down meanwhile.
         """
-        futures = []
-        for replica in self._named(dp_rank):
-            if replica.state is not ReplicaState.DOWN or dp_rank is not None:
-                token = next(self._flush_tokens)
-                replica.flush(token)
-                future = asyncio.get_running_loop().create_future()
-                self._flushes[token] = (replica, future)
-                futures.append(future)
-        return sum(await asyncio.gather(*futures))
+        orders = [
+            self._flushes.order(replica)
+            for replica in self._named(dp_rank)
+            if replica.state is not ReplicaState.DOWN or dp_rank is not None
+        ]
+        return sum(await asyncio.gather(*orders))
 
     def tick(self) -> None:
         """Do what is done once a second: load reports, proofs, the watchdog."""

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from radixmesh.telemetry.metrics import WorkerMetrics
 from tests.fakes.scripted_ranks import READY, ScriptedLauncher, ScriptedRanks
-from worker.front.group import Group, GroupPlan
+from worker.front.group import Group
 from worker.front.meters import Meters
+from worker.front.plan import GroupPlan
 from worker.front.supervisor import CannotStart, Launch, Pace, Ranks, Supervisor
 from worker.request import Broken
 
