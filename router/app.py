@@ -131,7 +131,7 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         on_loss=lambda service, reason: metrics.output_losses.labels(service, reason).inc(),
     )
     links: dict[str, Links] = {
-        "worker": fleet,
+        "worker": fleet.groups,
         "tokenizer": tokenizers,
         "detokenizer": detokenizers,
     }

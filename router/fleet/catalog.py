@@ -1,12 +1,13 @@
 """What groups serve, and replicas as rows for people. Reads groups; changes nothing."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from radixmesh.errors import ModelNotServed, NoReplicaReady
 from router.fleet.ask import ModelInfo
 from router.fleet.group import Group
 from router.fleet.replica import Replica
 from router.fleet.views import Phase, ReplicaView
+from router.policy.choice import View
 
 
 def serving(groups: Collection[Group], model: str) -> list[Group]:
@@ -48,6 +49,15 @@ def model_info(groups: Sequence[Group], now: float) -> ModelInfo:
         ready_replicas=len(ready_replicas(groups, now)),
         vocab_size=min(info.vocab_size for info in infos),
         eos_ids=infos[0].eos_ids,
+    )
+
+
+def count(groups: Iterable[Group], phase: Phase, view: View, now: float) -> int:
+    """Return how many replicas are in a phase and have a view of this kind."""
+    return sum(
+        (replica.phase(now), replica.feed.view) == (phase, view)
+        for group in groups
+        for replica in list(group.replicas.values())
     )
 
 

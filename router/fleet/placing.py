@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from radixmesh.blocks import ID_BYTES, Namespace, block_keys
+from radixmesh.errors import NoReplicaReady, TokenizerMismatch
 from router.fleet.ask import Ask
 from router.fleet.group import Group
 from router.fleet.replica import RESUMES_UNSTARTED_LIMIT, Replica
@@ -121,6 +122,14 @@ def charge(candidate: Candidate, ask: Ask) -> Charge:
 def takes_resume(replica: Replica) -> bool:
     """Whether one more interrupted stream may wait there."""
     return replica.workload.unstarted_resumes < RESUMES_UNSTARTED_LIMIT
+
+
+def refusal(found: Iterable[Site], ask: Ask) -> NoReplicaReady | TokenizerMismatch:
+    """Return why none of the sites is fit for the ask."""
+    infos = [site.group.info for site in found if site.group.info]
+    if infos and ask.fingerprint and all(ask.fingerprint != i.fingerprint for i in infos):
+        return TokenizerMismatch(f"no worker group of {ask.model!r} has this tokenizer")
+    return NoReplicaReady(f"no replica of {ask.model!r} can take requests now")
 
 
 def preferred(fit: Sequence[Site], ask: Ask) -> list[Site]:

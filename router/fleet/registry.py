@@ -12,20 +12,18 @@ from random import Random
 
 from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import (
-    GroupExists,
     GroupLost,
-    GroupNotFound,
     ModelNotServed,
     NoReplicaReady,
-    TokenizerMismatch,
 )
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
-from router.fleet.catalog import model_info, ready_replicas, replica_view, serving
+from router.fleet.catalog import count, model_info, ready_replicas, replica_view, serving
 from router.fleet.feed import Index
 from router.fleet.group import Connect, Group, GroupAddress
-from router.fleet.placing import Site, charge, preferred, sites, takes_resume
+from router.fleet.placing import Site, charge, preferred, refusal, sites, takes_resume
 from router.fleet.replica import RESUMES_UNSTARTED_LIMIT
+from router.fleet.roster import Roster
 from router.fleet.views import Phase, ReplicaView
 from router.fleet.waiting import Waiters
 from router.fleet.worker_link import Ticket
@@ -62,38 +60,36 @@ class Fleet:
         self.tree = self._index.tree
         self.inflight = self._index.inflight
         self.policy = policy
-        self._connect = connect
         self._clock = clock
         self._rng = rng or Random()
-        self._groups: dict[str, Group] = {}
         self._waiters = Waiters(self._room)
         self._watchers: set[asyncio.Future[None]] = set()
-        self._tasks: asyncio.TaskGroup | None = None
-        self._runs: dict[str, asyncio.Task[None]] = {}
+        self.groups = Roster(
+            lambda where: Group(
+                where, connect=connect, index=self._index, clock=clock, on_change=self._on_change
+            )
+        )
         for where in groups:
-            self._add(where)
+            self.groups.add(where)
 
     def __repr__(self) -> str:
-        return f"<Fleet {list(self._groups.values())}>"
+        return f"<Fleet {list(self.groups)}>"
 
     async def run(self) -> None:
         """Keep all links up and notice what does not come, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                for group in self._groups.values():
-                    self._start(group)
+                self.groups.start(tasks)
                 while True:
                     await asyncio.sleep(TICK_S)
                     self.tick()
         finally:
-            self._tasks = None
-            self._runs.clear()
+            self.groups.stop()
 
     def tick(self) -> None:
         """Notice what did not come. `run` calls it twice a second."""
         now = self._clock()
-        for group in self._groups.values():
+        for group in self.groups:
             group.tick(now)
         self.tree.sweep(_SWEEP_PER_TICK)
         self._on_change()
@@ -101,26 +97,11 @@ class Fleet:
     def settled(self) -> bool:
         """Whether each group has sent its snapshots, or had 10 s for it."""
         now = self._clock()
-        return all(group.settled(now) for group in self._groups.values())
-
-    @property
-    def connected(self) -> int:
-        """How many groups are connected."""
-        return sum(group.link.connected for group in list(self._groups.values()))
-
-    @property
-    def entries(self) -> int:
-        """Entries that are open, at all of them."""
-        return sum(len(group.link.entries) for group in list(self._groups.values()))
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes, to all of them."""
-        return sum(group.link.pending_bytes for group in list(self._groups.values()))
+        return all(group.settled(now) for group in self.groups)
 
     def models(self) -> list[ModelInfo]:
         """Return what is served, by name. A group that is away still counts as serving it."""
-        names = {group.info.model for group in self._groups.values() if group.info}
+        names = {group.info.model for group in self.groups if group.info}
         return [self.limits(name) for name in sorted(names)]
 
     def limits(self, model: str) -> ModelInfo:
@@ -149,7 +130,7 @@ class Fleet:
         found = sites(self._serving(ask.model), ask, self.tree, self._clock())
         fit = [site for site in found if not site.candidate.reason]
         if not fit:
-            raise self._refusal(found, ask)
+            raise refusal(found, ask)
         prices = price_all([site.candidate for site in fit], max_tokens=ask.max_tokens)
         wanted = {site.name: site for site in preferred(fit, ask)}
         choice = self.policy.choose(
@@ -176,7 +157,7 @@ class Fleet:
             GroupLost: The replica has gone since it was booked.
             LinkLost, LinkOverloaded: It can't be sent.
         """
-        group = self._groups.get(booking.group_id)
+        group = self.groups.find(booking.group_id)
         replica = group.replicas.get(booking.dp_rank) if group else None
         if group is None or replica is None or replica.incarnation != booking.incarnation:
             raise GroupLost(f"replica {booking.group_id}/{booking.dp_rank} is gone")
@@ -198,19 +179,14 @@ class Fleet:
 
     def count(self, phase: Phase, view: View) -> int:
         """Return how many replicas are in a phase and have a view of this kind."""
-        now = self._clock()
-        return sum(
-            (replica.phase(now), replica.feed.view) == (phase, view)
-            for group in list(self._groups.values())
-            for replica in list(group.replicas.values())
-        )
+        return count(self.groups, phase, view, self._clock())
 
     def replicas(self) -> list[ReplicaView]:
         """Return all replicas, by group, then rank."""
         now = self._clock()
         return [
             replica_view(group, dp_rank, now)
-            for _, group in sorted(self._groups.items())
+            for group in sorted(self.groups, key=lambda group: group.group_id)
             for dp_rank in sorted(group.replicas)
         ]
 
@@ -220,9 +196,7 @@ class Fleet:
         Raises:
             GroupExists: The name or the address is in the fleet already.
         """
-        group = self._add(GroupAddress(address, group_id or address))
-        if self._tasks is not None:
-            self._start(group)
+        group = self.groups.add(GroupAddress(address, group_id or address))
         self._on_change()
         return group.group_id
 
@@ -232,14 +206,7 @@ class Fleet:
         Raises:
             GroupNotFound: There is none of that name.
         """
-        group = self._group(group_id)
-        del self._groups[group_id]
-        run = self._runs.pop(group_id, None)
-        if run is None:
-            group.close()
-        else:
-            run.add_done_callback(lambda _: group.close())
-            run.cancel()
+        self.groups.remove(group_id)
         self._on_change()
 
     def drain_group(self, group_id: str) -> int:
@@ -248,7 +215,7 @@ class Fleet:
         Raises:
             GroupNotFound: There is none of that name.
         """
-        group = self._group(group_id)
+        group = self.groups.get(group_id)
         group.drain()
         self._on_change()
         return group.in_flight
@@ -262,39 +229,8 @@ class Fleet:
         finally:
             self._watchers.discard(watcher)
 
-    def _add(self, where: GroupAddress) -> Group:
-        known = self._groups.values()
-        if where.group_id in self._groups or any(where.address == one.address for one in known):
-            raise GroupExists(f"{where.group_id} at {where.address} is in the fleet already")
-        group = Group(
-            where,
-            connect=self._connect,
-            index=self._index,
-            clock=self._clock,
-            on_change=self._on_change,
-        )
-        self._groups[where.group_id] = group
-        return group
-
-    def _start(self, group: Group) -> None:
-        if self._tasks is not None:
-            self._runs[group.group_id] = self._tasks.create_task(group.link.run())
-
-    def _group(self, group_id: str) -> Group:
-        group = self._groups.get(group_id)
-        if group is None:
-            raise GroupNotFound(f"there is no group {group_id!r}")
-        return group
-
     def _serving(self, model: str) -> list[Group]:
-        return serving(self._groups.values(), model)
-
-    @staticmethod
-    def _refusal(found: list[Site], ask: Ask) -> NoReplicaReady | TokenizerMismatch:
-        infos = [site.group.info for site in found if site.group.info]
-        if infos and ask.fingerprint and all(ask.fingerprint != i.fingerprint for i in infos):
-            return TokenizerMismatch(f"no worker group of {ask.model!r} has this tokenizer")
-        return NoReplicaReady(f"no replica of {ask.model!r} can take requests now")
+        return serving(list(self.groups), model)
 
     def _book(self, site: Site, ask: Ask, price: CandidatePrice) -> Booking:
         replica, candidate, now = site.replica, site.candidate, self._clock()

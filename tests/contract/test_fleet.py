@@ -17,7 +17,7 @@ PROMPT = list(range(100, 134))  # 8 blocks, and a beginning of one
 
 def indexed(fleet: Fleet, worker: FakeWorker) -> bool:
     """Whether the index equals the group's caches."""
-    group = next(g for g in fleet._groups.values() if g.address == worker.address)
+    group = next(g for g in fleet.groups if g.address == worker.address)
     return all(
         fleet.tree.keys_of(group.replicas[rank].feed.number) == set(replica.cache.keys)
         for rank, replica in enumerate(worker.replicas)

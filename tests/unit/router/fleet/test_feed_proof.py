@@ -71,7 +71,7 @@ class Story:
         fake = FakeFleet("a")
         self.clock, self.tree = fake.clock, fake.tree
         self.link: FakeGroupLink = fake.links["a"]
-        self.group: Group = fake.fleet._groups["a"]
+        self.group: Group = fake.fleet.groups.get("a")
         self.worker = Worker(FakeCache(0, 1), deque(), {})
         self.answered = 0
         self.attach()
