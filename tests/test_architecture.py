@@ -1,11 +1,14 @@
-"""The documents tell the truth: the README's map, ARCHITECTURE's error table, the import rules."""
+"""The documents tell the truth: paths, the README's map, ARCHITECTURE's tables, import rules."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from radixmesh.errors import BY_REASON
+from router.edge.openai_errors import STATUS
 
 ROOT = Path(__file__).parent.parent
 GENERATED = {
@@ -40,6 +43,20 @@ def test_the_error_table_of_the_architecture_is_the_one_in_the_code() -> None:
     assert {row[0]: (row[1], row[2]) for row in rows} == {
         reason: (error.code, error.advice) for reason, error in BY_REASON.items()
     }
+
+
+def test_the_http_codes_of_the_architecture_are_those_in_the_code() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    listed = text.split("\nHTTP: ")[1].split("\n\n")[0]
+    pairs = re.findall(r"([A-Z_]+) (\d{3})", listed)
+    assert {code: int(status) for code, status in pairs} == STATUS
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+def test_the_paths_that_a_document_names_exist(name: str) -> None:
+    named = re.findall(r"`([a-z_]+(?:/[a-z_0-9.]+)+)`", (ROOT / name).read_text())
+    assert len(named) > 5
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_import_rules_hold() -> None:
