@@ -1,8 +1,9 @@
 """Work off the event loop, batched with whatever waits. Knows sizes and bounds; no tokenizer.
 
 The library's batch call releases the GIL, so a few threads keep the loop free;
-what arrives while they are busy goes together in the next batch. All methods are
-called on the loop.
+what arrives while they are busy goes together in the next batch. An item larger
+than a batch is long: it goes alone, and never are all threads busy with long ones,
+so that short ones do not wait for them. All methods are called on the loop.
 """
 
 import asyncio
@@ -76,6 +77,7 @@ class Batcher(Generic[Item, Result]):
         self._waiting: dict[Job[Item, Result], None] = {}  # in order of arrival
         self._waiting_bytes = 0
         self._running: set[asyncio.Future[Sequence[Result | MeshError]]] = set()
+        self._long_running = 0
         self._closed = False
 
     def __repr__(self) -> str:
@@ -131,26 +133,34 @@ class Batcher(Generic[Item, Result]):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start_batches(self) -> None:
-        while self._waiting and len(self._running) < self._limits.threads:
-            batch = self._next_batch()
+        while len(self._running) < self._limits.threads and (batch := self._next_batch()):
+            self._long_running += self._is_long(batch[0])
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._threads, self._work, [job.item for job in batch])
             self._running.add(future)
             future.add_done_callback(partial(self._finish, batch))
 
     def _next_batch(self) -> list[Job[Item, Result]]:
+        """Take the first that may run now, and short ones behind it if it is short."""
+        room_for_long = self._long_running < max(1, self._limits.threads - 1)
         batch: list[Job[Item, Result]] = []
         size = 0
         for job in self._waiting:
+            long = self._is_long(job)
+            if long and (batch or not room_for_long):
+                continue
             if batch and size + job.size > self._limits.batch_bytes:
                 break
             batch.append(job)
             size += job.size
-            if len(batch) == self._limits.batch:
+            if long or len(batch) == self._limits.batch:
                 break
         for job in batch:
             self.forget(job)
         return batch
+
+    def _is_long(self, job: Job[Item, Result]) -> bool:
+        return job.size > self._limits.batch_bytes
 
     def _finish(
         self,
@@ -158,6 +168,7 @@ class Batcher(Generic[Item, Result]):
         future: "asyncio.Future[Sequence[Result | MeshError]]",
     ) -> None:
         self._running.discard(future)
+        self._long_running -= self._is_long(batch[0])
         for job, result in zip(batch, self._results(batch, future), strict=True):
             job.settle(result)
         self._start_batches()
