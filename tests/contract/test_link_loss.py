@@ -20,7 +20,16 @@ from radixmesh.tokenizer.v1.tokenizer_service_pb2 import (
     AttachResponse,
     TokenizeEntry,
 )
-from tests.fakes.echo_link import FAST, EchoLink, EchoService, ask, attach, dial, serve_echo
+from tests.fakes.echo_link import (
+    FAST,
+    EchoLink,
+    EchoService,
+    ask,
+    attach,
+    dial,
+    serve_echo,
+    until,
+)
 from tests.fakes.tcp_proxy import proxy_to
 
 ROUTER = Identity("router", "router-1")
@@ -160,9 +169,7 @@ async def test_a_dial_that_is_never_answered_ends_within_the_connect_timeout() -
     ):
         proxy.freeze()
         async with dial(f"127.0.0.1:{proxy.port}", wait=False) as (link, listener):
-            async with asyncio.timeout(5):
-                while proxy.accepted < 2:  # noqa: ASYNC110 - each dial is a new connection
-                    await asyncio.sleep(0.01)
+            await until(lambda: proxy.accepted >= 2)  # each dial is a new connection
             assert not link.connected
             assert not listener.ups
             proxy.thaw()
@@ -225,10 +232,8 @@ async def test_a_service_of_another_version_is_refused_with_a_clear_log(
         serve_echo(FromTheFuture()) as server,
         dial(f"127.0.0.1:{server.port}", wait=False) as (link, listener),
     ):
-        async with asyncio.timeout(5):
-            while not (errors := refusals(caplog)):  # noqa: ASYNC110 - logs have no event
-                await asyncio.sleep(0.01)
-        assert "version 2 is not spoken here" in str(vars(errors[0])["error"])
+        await until(lambda: bool(refusals(caplog)))
+        assert "version 2 is not spoken here" in str(vars(refusals(caplog)[0])["error"])
         assert not listener.ups
         assert not link.connected
 
@@ -378,12 +383,14 @@ async def test_a_restarted_service_is_another_instance_and_the_same_one_is_not()
     assert heard == [("first", True), ("first", False), ("second", True)]
 
 
-async def test_a_link_waits_for_a_service_that_is_not_there_yet() -> None:
+async def test_a_link_waits_for_a_service_that_is_not_there_yet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first = EchoService()
     async with serve_echo(first) as server:
         address = f"127.0.0.1:{server.port}"
     async with dial(address, wait=False) as (link, listener):
-        await asyncio.sleep(0.1)
+        await until(lambda: "link down" in caplog.messages)
         assert not link.connected
         async with serve_echo(EchoService(), address), asyncio.timeout(5):
             await listener.up.wait()

@@ -9,7 +9,7 @@ The text of an entry is its script:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +170,13 @@ async def serve_echo(
         yield server
     finally:
         await server.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Give way to the loop until something holds."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what it looks at has no event
+            await asyncio.sleep(0.005)
 
 
 class Answer:

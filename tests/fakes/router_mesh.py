@@ -155,6 +155,15 @@ class RouterMesh:
         entries = metrics["radixmesh_router_link_entries_count"]
         return {name: count for name, count in {**counts, "entries": entries}.items() if count}
 
+    async def until_cached(self, group_id: str, blocks: int) -> None:
+        """Return when the feed has told the router that a group's caches hold so many blocks."""
+        watching = self.fleet.WatchFleet(fleet_service_pb2.WatchFleetRequest(), timeout=5)
+        async for said in watching:
+            of_group = [one for one in said.replicas if one.group_id == group_id]
+            if sum(one.cached_block_count for one in of_group) >= blocks:
+                break
+        watching.cancel()
+
     async def until_nothing_is_held(self, timeout_s: float = 2.0) -> None:
         """Return when all counters are zero.
 

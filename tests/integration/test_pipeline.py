@@ -48,8 +48,7 @@ async def test_a_client_gets_the_text_that_the_worker_chose(model_dir: Path) -> 
 async def test_the_second_turn_lands_where_its_prefix_is_and_reuses_it(model_dir: Path) -> None:
     async with run_mesh(model_dir, workers=3) as mesh:
         first = (await mesh.generate(PROMPT)).finishes[0].receipt
-        # The feed has told the router what is cached.
-        await eventually(lambda: bool(first.prompt_blocks))
+        await mesh.until_cached(first.group_id, first.prompt_blocks)
         second = (await mesh.generate(f"{PROMPT} Every morning")).finishes[0]
         receipt = second.receipt
         assert receipt.group_id == first.group_id
