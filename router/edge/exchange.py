@@ -31,6 +31,7 @@ _SSE_HEADERS = {
     "x-accel-buffering": "no",  # nginx holds streams back otherwise
 }
 _DONE = b"data: [DONE]\n\n"
+_UNICODE_LINE_ENDS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
 class Exchange(Response):
@@ -183,8 +184,14 @@ def encode(body: Any) -> bytes:
 
 
 def sse(body: Any) -> bytes:
-    """Return one server-sent event."""
-    return b"data: %b\n\n" % msgspec.json.encode(body)
+    """Return one server-sent event.
+
+    Line ends of Unicode are escaped: many clients take them for the end of the event's line.
+    """
+    data = msgspec.json.encode(body)
+    for raw, escaped in _UNICODE_LINE_ENDS.items():
+        data = data.replace(raw, escaped)
+    return b"data: %b\n\n" % data
 
 
 async def _client_leaves(receive: Receive) -> None:

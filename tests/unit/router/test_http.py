@@ -99,6 +99,15 @@ async def test_a_streamed_chat_opens_says_and_ends_each_output_once() -> None:
     assert all("usage" not in chunk and "radixmesh" not in chunk for chunk in chunks)
 
 
+async def test_line_ends_of_unicode_do_not_break_a_streams_lines() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    async with client(edge(ScriptedPipeline(words(text)))) as calls:
+        answer = await calls.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    said = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert said[1]["choices"][0]["delta"] == {"content": text}
+
+
 async def test_counts_come_last_in_a_stream_that_asks_for_them() -> None:
     body = CHAT | {"stream_options": {"include_usage": True}}
     *chunks, last, done = await stream(ScriptedPipeline(words("a")), "/v1/chat/completions", body)
