@@ -64,11 +64,13 @@ async def local_mesh(settings: UpSettings, say: Say) -> AsyncGenerator[Mesh, Non
         ServiceFailed: It can't start: a port is taken, the model is missing, flags are
             refused, or nothing was served in time.
     """
+    ready_file = settings.ready_file
+    if ready_file is not None and not ready_file.parent.is_dir():
+        raise ServiceFailed(f"--ready-file: there is no folder {ready_file.parent}")
     base = settings.port_base or find_port_base(settings)
     services = plan(settings, port_base=base)
     _check_ports(settings.host, services)
     await _convert(settings.model, say)
-    ready_file = settings.ready_file
     mesh = Mesh(settings, services, {})
 
     def rewrite() -> None:

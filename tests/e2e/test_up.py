@@ -252,6 +252,20 @@ async def test_a_topology_that_the_engine_does_not_do_ends_up(model_dir: Path) -
     assert not any("starts again" in line for line in before)
 
 
+async def test_a_ready_file_that_cannot_be_written_is_said_at_once(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "radixmesh.cli.main", "up", "--engine=fake", f"--model={model_dir}"),
+        *("--port-base=0", f"--ready-file={tmp_path}/none/ready.json"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode() == f"radixmesh up: --ready-file: there is no folder {tmp_path}/none\n"
+
+
 async def test_titles_name_the_services(mesh: RunningUp) -> None:
     titles = [" ".join(process.cmdline()) for process in mesh.tree()[1:]]
     services = {title.split()[0].removesuffix(":") for title in titles}
