@@ -17,6 +17,7 @@ from radixmesh.errors import (
 from router.request import ChatPrompt, GenerateRequest, Sampling, TextPrompt
 
 MAX_CHOICES = 16
+MAX_MESSAGES = 10_000
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 4096
 MAX_STOP_IDS = 64
@@ -49,6 +50,8 @@ def _faults(request: GenerateRequest) -> Iterator[tuple[str, bool, str]]:
         yield "text", not _is_text(prompt.text), "must be text"
     elif isinstance(prompt, ChatPrompt):
         yield "chat.messages", not prompt.messages, "must not be empty"
+        many = len(prompt.messages) > MAX_MESSAGES
+        yield "chat.messages", many, f"holds at most {MAX_MESSAGES} messages"
         turns = (part for turn in prompt.messages for part in (turn.role, turn.content))
         yield "chat.messages", not all(map(_is_text, turns)), "must be text"
     else:

@@ -3,6 +3,7 @@
 import struct
 
 from radixmesh.errors import InvalidRequest, UnsupportedParameter
+from router.checks import MAX_MESSAGES
 from router.edge.parameters import NEUTRAL_MESSAGE, supported
 from router.request import ChatMessage, IdsPrompt, Prompt, TextPrompt
 
@@ -15,6 +16,8 @@ def read_messages(value: object) -> tuple[ChatMessage, ...]:
     """
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list with at least one entry", field="messages")
+    if len(value) > MAX_MESSAGES:  # before anybody looks at each
+        raise InvalidRequest(f"at most {MAX_MESSAGES} messages", field="messages")
     return tuple(_read_message(raw, f"messages[{index}]") for index, raw in enumerate(value))
 
 

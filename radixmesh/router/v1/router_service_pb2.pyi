@@ -83,7 +83,7 @@ class GenerateRequest(_message.Message):
     """keep_special_tokens: leave special ids in the text."""
     @_builtins.property
     def chat(self) -> _generation_pb2.ChatPrompt:
-        """chat: rendered by the model's chat template."""
+        """chat: rendered by the model's chat template. At most 10000 messages."""
 
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:

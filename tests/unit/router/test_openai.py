@@ -154,6 +154,7 @@ def test_an_unknown_parameter_is_refused_whatever_its_value(value: object) -> No
         ("logprobs", 1),
         ("messages", []),
         ("messages", "hi"),
+        ("messages", [USER] * 10_001),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:

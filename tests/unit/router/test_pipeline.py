@@ -32,6 +32,8 @@ from router.edge.admission import Admission
 from router.pipeline import Pace, Pipeline
 from router.ports import Texts
 from router.request import (
+    ChatMessage,
+    ChatPrompt,
     Delta,
     Event,
     Finish,
@@ -248,6 +250,11 @@ async def test_a_default_limit_is_capped_by_the_context_length(mesh: Mesh) -> No
         (GenerateRequest(prompt=TextPrompt("")), InvalidRequest, "text"),
         (GenerateRequest(prompt=TextPrompt("half \ud800")), InvalidRequest, "text"),
         (ask(stop=("\udfff",)), InvalidRequest, "stop"),
+        (
+            GenerateRequest(prompt=ChatPrompt((ChatMessage("user", "x"),) * 10_001)),
+            InvalidRequest,
+            "chat.messages",
+        ),
         (ask(cache_salt="\ud800"), InvalidRequest, "cache_salt"),
         (ask(tenant="x" * 257), InvalidRequest, "tenant"),
         (GenerateRequest(prompt=IdsPrompt(b"")), InvalidRequest, "token_ids"),
