@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 from radixmesh.errors import DeadlineExceeded, InternalError, LinkLost, MeshError, NoReplicaReady
+from router.beat import Beat
 from router.checks import check
 from router.fleet.ask import ModelInfo
 from router.fleet.booking import Booking
@@ -40,7 +41,7 @@ class Pace:
         ready_wait_s: How long new work waits for a replica to be ready.
         text_wait_s: How long new work waits for a detokenizer to be connected.
         resume_wait_s: How long a stream that lost its place waits for another.
-        stream_interval_s: Least seconds between deltas after the first; 0: every step.
+        stream_interval_s: How long deltas after the first are merged; 0: every step.
         max_pending_bytes: Text that one output may have waiting for a slow client.
         default_max_tokens: Output limit of requests that bring none.
     """
@@ -95,6 +96,7 @@ class Pipeline:
         self._decoder = texts.decoder
         self._admit = admit
         self._pace = pace
+        self._beat = Beat(pace.stream_interval_s)
         self._on_loss = on_loss
         self._planner = Planner(
             fleet,
@@ -160,8 +162,7 @@ class Pipeline:
         return limit if request.timeout_s is None else min(limit, request.timeout_s)
 
     def _stream(self) -> Stream:
-        pace = self._pace
-        return Stream(interval_s=pace.stream_interval_s, max_pending_bytes=pace.max_pending_bytes)
+        return Stream(beat=self._beat, max_pending_bytes=self._pace.max_pending_bytes)
 
     # The supervisor of one request
 

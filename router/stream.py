@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from radixmesh.errors import MeshError, SlowConsumer
+from router.beat import Beat
 from router.journal import Fresh
 from router.request import Delta, Event, Finish, TokenLogprob
 
@@ -27,17 +28,18 @@ class _Pending:
 class Stream:
     """Events of one request, taken in batches.
 
-    The first text of each output is handed over at once, later text at most every
-    `interval_s`; an end or an error never waits.
+    The first text of each output is handed over at once, and so is text that comes a
+    whole interval after the last batch; other text waits for the beat, at most an
+    interval. An end or an error never waits.
 
     Args:
-        interval_s: Least seconds between two batches; 0 hands over at once.
+        beat: The pace of all streams; with an interval of 0 nothing waits.
         max_pending_bytes: Bound of what one output may have waiting.
     """
 
-    def __init__(self, *, interval_s: float, max_pending_bytes: int) -> None:
+    def __init__(self, *, beat: Beat, max_pending_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._interval_s = interval_s
+        self._beat = beat
         self._max_pending_bytes = max_pending_bytes
         self._pending: dict[int, _Pending] = {}
         self._begun: set[int] = set()
@@ -46,7 +48,6 @@ class Stream:
         self._ended = False
         self._due = asyncio.Event()
         self._due_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, choice: int, fresh: Fresh) -> None:
         """Append new text of one output.
@@ -67,8 +68,8 @@ class Stream:
     def _schedule(self, *, first: bool) -> None:
         if first or self._loop.time() >= self._due_at:
             self._due.set()
-        elif self._timer is None:
-            self._timer = self._loop.call_at(self._due_at, self._due.set)
+        else:
+            self._beat.join(self._due)
 
     def finish(self, event: Finish) -> None:
         """End one output."""
@@ -87,13 +88,8 @@ class Stream:
         self._due.set()
 
     def close(self) -> None:
-        """The client is gone: let go of the timer."""
-        self._disarm()
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """The client is gone: wait for nothing."""
+        self._beat.leave(self._due)
 
     async def take(self) -> list[Event]:
         """Return the next events; none when the stream has ended.
@@ -112,7 +108,7 @@ class Stream:
                 return []
 
     def _drain(self) -> list[Event]:
-        self._disarm()
+        self._beat.leave(self._due)
         if not self._ended:
             self._due.clear()
         events: list[Event] = [
@@ -123,5 +119,5 @@ class Stream:
         self._begun.update(self._pending)
         self._pending.clear()
         self._finishes.clear()
-        self._due_at = self._loop.time() + self._interval_s
+        self._due_at = self._loop.time() + self._beat.interval_s
         return events

@@ -6,6 +6,7 @@ import pytest
 
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import GroupLost, SlowConsumer
+from router.beat import Beat
 from router.journal import Fresh
 from router.request import Delta
 from router.stream import Stream
@@ -13,7 +14,7 @@ from tests.fakes.pipeline import finish
 
 
 def stream(interval_s: float = 0.0, bound: int = 1 << 20) -> Stream:
-    return Stream(interval_s=interval_s, max_pending_bytes=bound)
+    return Stream(beat=Beat(interval_s), max_pending_bytes=bound)
 
 
 def said(text: str, *ids: int) -> Fresh:
