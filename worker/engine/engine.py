@@ -7,7 +7,8 @@ from typing import Protocol
 from worker.request import Sampling
 
 
-@dataclass(frozen=True, slots=True)
+# One for every running request in every step: freezing would cost twice.
+@dataclass(slots=True)
 class Row:
     """The part of one request that a step computes.
 

@@ -112,10 +112,10 @@ class FakeEngine:
         return row.blocks[block] * self._info.block_tokens + offset
 
     def _draw(self, row: Row, state: int) -> int:
-        ends = [end for end in self._info.eos_ids if end not in row.banned]
-        ended = 0 < self._fake.eos_after <= row.output_position
-        if ended and ends and not row.sampling.ignore_eos:
-            return ends[0]
+        if 0 < self._fake.eos_after <= row.output_position and not row.sampling.ignore_eos:
+            ends = [end for end in self._info.eos_ids if end not in row.banned]
+            if ends:
+                return ends[0]
         count = len(self._ordinary)
         first = state % count
         for step in range(count):

@@ -49,17 +49,17 @@ class Sequence:
         )
 
     def __len__(self) -> int:
-        return len(self.keyed)
+        return len(self.keyed.ids)
 
     @property
     def output_tokens(self) -> int:
         """Ids after the prompt's end; the position of the next one."""
-        return len(self.keyed) - self.prompt_tokens
+        return len(self.keyed.ids) - self.prompt_tokens
 
     @property
     def remaining(self) -> int:
         """Known ids without KV; 1 while it decodes."""
-        return len(self.keyed) - self.computed
+        return len(self.keyed.ids) - self.computed
 
     @property
     def banned(self) -> tuple[int, ...]:
