@@ -37,10 +37,18 @@ class _Prompt:
     def __init__(self, ask: Ask, tree: MetaTree) -> None:
         self._ask = ask
         self._tree = tree
-        self._known: dict[tuple[int, int], tuple[list[int], dict[int, int]]] = {}
+        self._known: dict[tuple[str, str, str, int], tuple[list[int], dict[int, int]]] = {}
 
     def in_group(self, info: GroupInfo) -> tuple[list[int], dict[int, int]]:
         """Return the keys, and how many of them each replica number holds."""
+        name = info.model, info.weight_version, info.fingerprint, info.block_tokens
+        found = self._known.get(name)
+        if found is None:
+            keys = self._keys(info)
+            found = self._known[name] = keys, self._tree.match(keys)
+        return found
+
+    def _keys(self, info: GroupInfo) -> list[int]:
         namespace = Namespace(
             model=info.model,
             weight_version=info.weight_version,
@@ -48,12 +56,7 @@ class _Prompt:
             adapter=self._ask.adapter,
             cache_salt=self._ask.cache_salt,
         )
-        name = namespace.seed(), info.block_tokens
-        found = self._known.get(name)
-        if found is None:
-            keys = block_keys(self._ask.ids, block_tokens=info.block_tokens, seed=name[0])
-            found = self._known[name] = keys, self._tree.match(keys)
-        return found
+        return block_keys(self._ask.ids, block_tokens=info.block_tokens, seed=namespace.seed())
 
 
 def sites(groups: Iterable[Group], ask: Ask, tree: MetaTree, now: float) -> list[Site]:
