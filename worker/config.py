@@ -65,11 +65,11 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     max_running: int = 64
     max_waiting: int = 1024
-    max_batched_tokens: int = 2048
+    max_batched_tokens: int = 512
     threads: int = 0
     dtype: str = "auto"
     fake: FakeConfig = FakeConfig()
-    step_timeout_s: float = 120.0
+    step_timeout_s: float = 60.0
     mailbox_fd: int = -1
     broadcast_fds: tuple[int, ...] = ()
     title: str = ""
