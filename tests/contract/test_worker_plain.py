@@ -72,7 +72,7 @@ async def test_a_deadline_travels_to_the_ranks(model_dir: Path) -> None:
     async with group(model_dir) as (stub, ranks):
         call = stub.Generate(pb.GenerateRequest(prompt_ids=[5]), timeout=5)
         [add] = await ranks.adds(1)
-        assert 1_000 < add.timeout_ms <= 5_000
+        assert 1_000 < add.timeout_ms < 5_500  # gRPC rounds deadlines up
         call.cancel()
 
 
