@@ -31,6 +31,7 @@ TOKENS = 30
 HELLO = "Tell me of the river, the bridge and the child who counts boats."
 USER: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": HELLO}]
 GENERATE = "radixmesh.router.v1.RouterService/Generate"
+ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
@@ -189,6 +190,17 @@ async def command(*line: str) -> str:
     out, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     return out.decode()
+
+
+async def test_the_programs_of_the_readme_run(mesh: RunningUp) -> None:
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    programs = [block.split("```")[0] for block in blocks]
+    assert len(programs) == 2
+    here = {"http://127.0.0.1:30000": mesh.http, "127.0.0.1:30001": mesh.grpc, "smollm2": "tiny"}
+    for program in programs:
+        for written, ours in here.items():
+            program = program.replace(written, ours)
+        assert (await command(sys.executable, "-c", program)).strip()
 
 
 def messages(text: str) -> list[dict[str, Any]]:
