@@ -4,6 +4,7 @@ What is written and where turns come from is given, so it runs without a termina
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from radixmesh.cli.show import footer
@@ -49,13 +50,20 @@ class Chat:
                 self.answer(said)
 
     def answer(self, said: str) -> None:
-        """Answer one turn and remember both.
+        """Answer one turn and remember both. Ctrl-C stops the answer, not the conversation.
 
         Raises:
             MeshError: The request failed; the turn is not remembered.
         """
         asked = [*self.history, Message("user", said)]
-        text = write_answer(self.client.generate(asked, **self.options), self.writer)
+        # Closed here, not by the collector: that is what cancels a request.
+        with closing(self.client.generate(asked, **self.options)) as chunks:
+            try:
+                text = write_answer(chunks, self.writer)
+            except KeyboardInterrupt:
+                self.writer.text("\n")
+                self.writer.note("stopped; this turn is forgotten")
+                return
         self.history = [*asked, Message("assistant", text)]
 
 

@@ -101,7 +101,7 @@ def _chat(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
 ) -> None:
-    """Talk to a model; /reset forgets, /exit or Ctrl-D leaves."""
+    """Talk to a model; Ctrl-C stops an answer, /reset forgets, /exit or Ctrl-D leaves."""
     from radixmesh.cli.chat import Chat
     from radixmesh.client import Client, Options, Sampling
 

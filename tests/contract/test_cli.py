@@ -95,6 +95,25 @@ async def test_a_failed_turn_is_not_remembered() -> None:
     assert [turn.content for turn in chat.history] == ["two", "Hello"]
 
 
+async def test_ctrl_c_stops_an_answer_and_not_the_conversation() -> None:
+    router = FakeRouter([ANSWER])
+    notes: list[str] = []
+    heard: list[str] = []
+
+    def interrupted_once(words: str) -> None:
+        heard.append(words)
+        if heard == ["Hel"]:
+            raise KeyboardInterrupt
+
+    async with serving(router) as address:
+        with Client(address) as client:
+            chat = Chat(client, Options(), Writer(interrupted_once, notes.append))
+            await asyncio.to_thread(chat.run, iter(["one", "two"]))
+    assert "".join(heard).startswith("Hel\nHello")
+    assert notes[0] == "stopped; this turn is forgotten"
+    assert [turn.content for turn in chat.history] == ["two", "Hello"]
+
+
 @pytest.mark.parametrize("hostile", ["[bold]x[/bold]", "[/nothing]"])
 async def test_what_a_mesh_says_is_no_markup(hostile: str) -> None:
     class Hostile(FakeRouter):
