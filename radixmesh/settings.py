@@ -63,6 +63,14 @@ class ServiceSettings(BaseSettings):
         return (*sources, YamlConfigSettingsSource(settings_cls)) if path else sources
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves out defaults that say nothing; the text before says what holds without the flag."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = super()._get_help_string(action)
+        return text and text.removesuffix(" (default: None)").removesuffix(" (default: )")
+
+
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
 
@@ -84,7 +92,10 @@ def load(kind: type[Settings], argv: Sequence[str], *, prog: str) -> Settings:
     try:
         return chosen(
             _cli_settings_source=CliSettingsSource(  # type: ignore[call-arg]
-                chosen, cli_parse_args=list(rest), cli_prog_name=prog
+                chosen,
+                cli_parse_args=list(rest),
+                cli_prog_name=prog,
+                formatter_class=_HelpFormatter,
             )
         )
     except ValidationError as error:

@@ -48,6 +48,7 @@ class HttpListener:
         self._config = uvicorn.Config(
             app,
             log_config=None,
+            log_level="warning",  # the service says itself that it listens, and where
             access_log=False,
             lifespan="off",
             server_header=False,

@@ -49,3 +49,12 @@ def test_a_bad_value_ends_with_a_message_that_names_the_flag(
         read(f"{flag}={value}")
     assert leaving.value.code == 2
     assert f"radixmesh-router: {flag}" in capsys.readouterr().err
+
+
+def test_help_leaves_out_defaults_that_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: None)" not in shown
+    assert "(default: )" not in shown
+    assert "(default: price)" in shown
