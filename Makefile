@@ -33,8 +33,8 @@ test: setup      ## all tests, under 20 minutes on two cores
 test-fast: setup ## unit and contract tests, under 3 minutes
 	$(BIN)/pytest -m "not e2e and not long and not gpu"
 
-test-long: setup ## the full matrices
-	$(BIN)/pytest -m "not gpu"
+test-long: setup ## the full matrices; property tests look for new cases
+	$(BIN)/pytest -m "not gpu" --hypothesis-profile=search
 
 check: lint types arch proto-check test   ## what CI runs
 
