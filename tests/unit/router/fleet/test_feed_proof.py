@@ -126,16 +126,16 @@ class Story:
             self.attach()
 
     def tamper(self, kind: str, index: int) -> None:
+        """Feeds fail in any way; a status arrives once, and overtakes them, never the reverse."""
         wire = self.worker.wire
+        if isinstance(wire[index], feed_pb2.ReplicaStatus):
+            return
         if kind == "drop":
             del wire[index]
         elif kind == "double":
             wire.insert(index, wire[index])
-        else:
-            wire.rotate(-index)
-            first = wire.popleft()
-            wire.insert(1, first)
-            wire.rotate(index)
+        elif index + 1 < len(wire):
+            wire[index], wire[index + 1] = wire[index + 1], wire[index]
 
     def deliver(self, message: Message) -> None:
         match message:
