@@ -191,11 +191,13 @@ def _turns() -> Iterator[str]:
 
 def _writer() -> "Writer":
     from radixmesh.cli.chat import Writer
+    from radixmesh.cli.show import harmless
 
     notes = Console(stderr=True)
+    people_read = sys.stdout.isatty()
 
     def text(words: str) -> None:
-        sys.stdout.write(words)
+        sys.stdout.write(harmless(words) if people_read else words)
         sys.stdout.flush()
 
     return Writer(text, lambda note: notes.print(note, style="dim", markup=False, highlight=False))

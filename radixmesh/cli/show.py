@@ -9,10 +9,26 @@ from rich.text import Text
 
 from radixmesh.client import Explanation, Model, Phase, Receipt, Replica, Usage, View
 
-__all__ = ["as_json", "explanation_table", "footer", "models_table", "replicas_table"]
+__all__ = [
+    "as_json",
+    "explanation_table",
+    "footer",
+    "harmless",
+    "models_table",
+    "replicas_table",
+]
 
 _VIEW_STYLES = {View.EXACT: "green", View.DEGRADED: "yellow", View.BLIND: "red"}
 _PHASE_STYLES = {Phase.READY: "green", Phase.DOWN: "red"}
+# The control characters of C0, DEL and C1, but for tab and line feed.
+_CONTROLS = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+}
+
+
+def harmless(text: str) -> str:
+    """Return a model's text with control characters as escapes: it must not drive a terminal."""
+    return text.translate(_CONTROLS)
 
 
 def as_json(value: object) -> str:

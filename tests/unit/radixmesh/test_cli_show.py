@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console, RenderableType
 
-from radixmesh.cli.show import explanation_table, footer, replicas_table
+from radixmesh.cli.show import explanation_table, footer, harmless, replicas_table
 from radixmesh.client import CandidatePrice, Explanation, Phase, Receipt, Replica, Usage, View
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1-5599fa6d4e93"
@@ -96,3 +96,12 @@ def test_the_line_below_an_answer_fits() -> None:
         seed=1,
     )
     assert len(footer(usage, receipt)) <= 80
+
+
+def test_a_models_text_can_not_drive_a_terminal() -> None:
+    assert harmless("a\x1b[2Jb\r\x7f\x9b31m") == "a\\x1b[2Jb\\x0d\\x7f\\x9b31m"
+
+
+def test_ordinary_text_is_shown_as_it_is() -> None:
+    text = "tab\tline\n你好 👩\u200d💻 é"
+    assert harmless(text) == text
