@@ -43,6 +43,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# Failed dials, some seconds, until a peer that was never up is worth a warning.
+_DIALS_BEFORE_ALARM = 6
+
 Down = TypeVar("Down", bound=Frame)
 Up = TypeVar("Up", bound=Frame)
 UpContra = TypeVar("UpContra", bound=Frame, contravariant=True)
@@ -210,11 +213,17 @@ class Link(Generic[Down, Up, S]):
             await asyncio.sleep(delay_s)
 
     def _log_down(self, error: MeshError, failures: int, delay_s: float) -> None:
-        """Once loudly; a peer that stays away does not fill the log. A refusal always does."""
+        """Once loudly; a peer that stays away does not fill the log. A refusal always does.
+
+        A peer that was never up may be starting: that is an alarm after a few dials only.
+        """
+        alarm_at = 0 if self.peer is not None else _DIALS_BEFORE_ALARM
         if isinstance(error, (NotSupported, InvalidRequest)):
             level = logging.ERROR
+        elif failures == alarm_at:
+            level = logging.WARNING
         else:
-            level = logging.DEBUG if failures else logging.WARNING
+            level = logging.DEBUG if failures else logging.INFO
         logger.log(
             level,
             "link down",

@@ -76,6 +76,10 @@ async def flood(link: EchoLink, text: str) -> None:
         await asyncio.sleep(0)
 
 
+def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
 def refusals(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.levelno == logging.ERROR]
 
@@ -390,7 +394,7 @@ async def test_a_link_waits_for_a_service_that_is_not_there_yet(
     async with serve_echo(first) as server:
         address = f"127.0.0.1:{server.port}"
     async with dial(address, wait=False) as (link, listener):
-        await until(lambda: "link down" in caplog.messages)
+        await until(lambda: alarms(caplog) == ["link down"])
         assert not link.connected
         async with serve_echo(EchoService(), address), asyncio.timeout(5):
             await listener.up.wait()
