@@ -22,7 +22,7 @@ import torch
 from radixmesh.models import resolve
 from radixmesh.settings import stay_offline
 from worker.config import RankConfig
-from worker.engine.engine import Row, StepPlan
+from worker.engine.engine import Row, StepPlan, run_step
 from worker.engine.torch_engine import TorchEngine
 from worker.request import Sampling
 
@@ -67,9 +67,9 @@ def ours(engine: TorchEngine, shape: Shape) -> Callable[[], object]:
             known = array("I", ids[: shape.start])
             before.append(Row(row, known, 0, table, False, 0, GREEDY))
         now.append(Row(row, array("I", ids[shape.start :]), shape.start, table, True, 0, GREEDY))
-    engine.run(StepPlan(0, tuple(before)))
+    run_step(engine, StepPlan(0, tuple(before)))
     plan = StepPlan(1, tuple(now))
-    return lambda: engine.run(plan)
+    return lambda: run_step(engine, plan)
 
 
 def theirs(model: Any, shape: Shape) -> Callable[[], object]:
@@ -124,6 +124,7 @@ def main() -> None:
         model_dir=str(folder), dtype=options.dtype, threads=options.threads, kv_tokens=16384
     )
     engine = TorchEngine.load(config)
+    engine.reserve(engine.info.kv_blocks)
     dtype = engine.dtype
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     print(f"{folder.name}, {dtype}, {options.threads} threads, ms a step, median (least)")

@@ -100,6 +100,8 @@ def load(kind: type[Settings], argv: Sequence[str], *, prog: str) -> Settings:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if not first["loc"]:  # about several flags; the message names them
+            _leave(prog, first["msg"].removeprefix("Value error, "))
         name = ".".join(str(part) for part in first["loc"]).replace("_", "-")
         given = "" if first["type"] == "missing" else f", got {first.get('input')!r}"
         _leave(prog, f"--{name}: {first['msg']}{given}")

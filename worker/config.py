@@ -42,10 +42,23 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_batched_tokens: Ids computed in one step.
         threads: CPU threads of this rank; 0 means what the library takes.
         dtype: `auto`, or torch's name of one.
+        order: `lpm` (the longest cached prefix goes first) or `fcfs`.
+        ageing_ms: A request that has waited so long goes before any that has not.
+        overlap: Whether a step is planned while the one before it is computed.
         step_timeout_s: A step that takes longer is stuck: the rank dumps its stack and exits.
+        peer_timeout_s: A rank that another one waits for has so long.
+        carrier: `local` or `gloo`: how records travel.
+        tensors: `shm` or `gloo`: how the tensors of a stage's tp ranks travel.
         mailbox_fd: Inherited socket to the front; -1 on every rank but (0, 0).
-        broadcast_fds: Inherited sockets of the broadcast. Rank (0, 0): one per other
-            rank, by rank number; others: the one to rank (0, 0).
+        broadcast_fds: Inherited sockets of the `local` broadcast. Rank (0, 0): one per
+            other rank, by rank number; others: the one to rank (0, 0).
+        tensor_fd: Inherited memory that the tp ranks of a stage share; -1 where `tensors`
+            is not `shm`.
+        spin: Whether a rank may spin for microseconds before it sleeps: there are as many
+            cores as ranks.
+        host: Address of this rank's host, for gloo.
+        store_host: Where the ranks of this replica meet, for gloo; store_port: likewise.
+        store_fd: Inherited listening socket of that place; -1 on every rank but (0, 0).
         title: Process title; empty means made from the coordinates.
         log_level: Of the standard library's logging.
     """
@@ -69,8 +82,25 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     dtype: str = "auto"
     fake: FakeConfig = FakeConfig()
+    order: str = "lpm"
+    ageing_ms: int = 1000
+    overlap: bool = False
     step_timeout_s: float = 60.0
+    peer_timeout_s: float = 5.0
+    carrier: str = "local"
+    tensors: str = "shm"
     mailbox_fd: int = -1
     broadcast_fds: tuple[int, ...] = ()
+    tensor_fd: int = -1
+    spin: bool = False
+    host: str = "127.0.0.1"
+    store_host: str = "127.0.0.1"
+    store_port: int = 0
+    store_fd: int = -1
     title: str = ""
     log_level: str = "INFO"
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be under way at once: one per stage, or two that overlap."""
+        return self.pp if self.pp > 1 else 1 + self.overlap

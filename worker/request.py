@@ -32,6 +32,19 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether a draw depends on the ids before it otherwise than through the model."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -62,12 +75,41 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Flush(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Empty the prefix cache; `token` comes back in `StepOutput.flushed`."""
+    """Empty the prefix cache; answered with the number of blocks that left it."""
 
     token: int
 
 
-Inbound = Add | Cancel | Flush
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Answer when every rank has planned the step that brought this."""
+
+    token: int
+
+
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Compute nothing until a later one says otherwise; requests keep their places.
+
+    Answered with 0 when no step is under way.
+    """
+
+    token: int
+    paused: bool
+
+
+class Weights(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Compute with the weights of another directory from now on.
+
+    The cache is emptied and running requests are computed anew. Answered with 0, or with
+    an error when the weights do not fit; then nothing has changed.
+    """
+
+    token: int
+    folder: str
+    version: str
+
+
+Control = Flush | Probe | Pause | Weights
+Inbound = Add | Cancel | Control
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
@@ -119,12 +161,39 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     last_request_id: int
 
 
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a Control: a number, or an error by its ErrorReason name."""
+
+    token: int
+    number: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class Tops(msgspec.Struct, frozen=True, array_like=True):
+    """Likeliest alternatives of consecutive ids: the i-th has `counts[i]` of both columns."""
+
+    counts: list[int] = []
+    ids: list[int] = []
+    logprobs: list[float] = []
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs of prompt ids, from prompt position `position` on; never of position 0."""
+
+    request_id: int
+    position: int
+    logprobs: list[float]
+    tops: Tops
+
+
 class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """All that one step of a replica has to say, from rank (0, 0) to the front.
 
     Columns: entry i of `request_ids` has `counts[i]` ids of `token_ids`, of which
     the first stands at output position `positions[i]`; `finishes[i]` is 0 while it
-    goes on. `logprobs` is empty, or has one value per id, NaN where not asked.
+    goes on. `logprobs` is empty, or has one value per id, NaN where not asked;
+    `tops` likewise, with 0 alternatives where not asked.
     """
 
     step: int
@@ -140,7 +209,9 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag=1):
     changes: list[CacheChange]
     digest: CacheDigest
     load: LoadReport
-    flushed: list[tuple[int, int]]  # (token, removed blocks)
+    answers: list[Answer] = []
+    tops: Tops = Tops()
+    prompt_scores: list[PromptScores] = []
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -4,7 +4,7 @@ import os
 from pathlib import PurePath
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from radixmesh.settings import ServiceSettings, SettingsConfigDict
 
@@ -31,6 +31,18 @@ class WorkerSettings(ServiceSettings):
     """Pipeline stages of a replica."""
     tp: int = Field(1, ge=1, le=64)
     """Tensor-parallel ranks of a stage."""
+    nnodes: int = Field(1, ge=1, le=64)
+    """Hosts that share the group; each runs --tp divided by --nnodes ranks of every stage."""
+    node_rank: int = Field(0, ge=0)
+    """Which of those hosts this is; 0 serves, the others run ranks for it."""
+    rendezvous: str = ""
+    """HOST:PORT at host 0 where the others come; needed with --nnodes above 1."""
+    carrier: Literal["auto", "local", "gloo"] = "auto"
+    """How steps are told to the ranks: `local` sockets, or `gloo`; auto: local on one host."""
+    tensors: Literal["auto", "shm", "gloo"] = "auto"
+    """How tensor-parallel ranks add up: shared memory, or gloo (NCCL on CUDA)."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Plan a step while the one before it is computed; auto: where it helps."""
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
     """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
     threads: int = Field(0, ge=0)
@@ -50,6 +62,13 @@ class WorkerSettings(ServiceSettings):
     """Requests of one replica that wait; more are refused with QUEUE_FULL."""
     max_batched_tokens: int = Field(512, ge=1)
     """Ids that one replica computes in one step; longer prompts go in chunks."""
+
+    order: Literal["lpm", "fcfs"] = "lpm"
+    """Who goes first of those that wait: the longest cached prefix, or the first come."""
+    ageing_s: float = Field(1.0, ge=0)
+    """A request that has waited so many seconds goes before any that has not."""
+    dispatch: Literal["tokens", "shortest_queue", "round_robin"] = "tokens"
+    """Which replica takes a request for which the router named none."""
 
     fake_eos_after: int = Field(0, ge=0)
     """Fake engine: an output ends by itself after so many ids; 0 means never."""
@@ -75,8 +94,26 @@ class WorkerSettings(ServiceSettings):
     """A replica whose ranks are not ready after so many seconds is started anew."""
     step_timeout_s: float = Field(60.0, gt=0)
     """A replica that has work and says nothing for so many seconds is started anew."""
+    peer_timeout_s: float = Field(5.0, gt=0)
+    """A rank that another one waits for answers within so many seconds, or the replica restarts."""
+    probe_interval_s: float = Field(5.0, gt=0)
+    """Every so many seconds all ranks of a replica are asked whether they are there."""
+    probe_timeout_s: float = Field(15.0, gt=0)
+    """A replica that leaves such a question unanswered for so long is not ready."""
+    max_failures: int = Field(10, ge=0)
+    """After so many failed starts or early deaths in a row the front exits with 1; 0: never."""
     drain_grace_s: float = Field(30.0, ge=0)
     """On SIGTERM running requests may take so many seconds to finish."""
+
+    @model_validator(mode="after")
+    def _hosts_fit(self) -> "WorkerSettings":
+        if self.tp % self.nnodes:
+            raise ValueError(f"--nnodes: {self.nnodes} does not divide --tp {self.tp}")
+        if self.node_rank >= self.nnodes:
+            raise ValueError(f"--node-rank: must be below --nnodes, got {self.node_rank}")
+        if self.nnodes > 1 and not self.rendezvous:
+            raise ValueError("--rendezvous: needed with --nnodes above 1")
+        return self
 
     @property
     def served_name(self) -> str:

@@ -16,7 +16,7 @@ from radixmesh.worker.v1.worker_service_pb2 import Submit
 from tests.fakes.router_end import DOWN, UP, RouterEnd, attach
 from tests.fakes.scripted_ranks import Row, ScriptedLauncher, ScriptedRanks
 from tests.fakes.worker_front import run_front
-from worker.request import LENGTH, STOP_TOKEN, CacheChange, CacheDigest, Failed, Started
+from worker.request import LENGTH, STOP_TOKEN, Answer, CacheChange, CacheDigest, Failed, Started
 
 
 @asynccontextmanager
@@ -301,7 +301,7 @@ async def test_a_cache_that_contradicts_its_feed_is_emptied_so_that_all_copies_a
         ranks.step(changes=[CacheChange(0, [10, 11])])
         ranks.step(digest=CacheDigest(5, 77))
         flush = await ranks.flush()
-        ranks.step(changes=[CacheChange(cleared=True)], flushed=[(flush.token, 5)])
+        ranks.step(changes=[CacheChange(cleared=True)], answers=[Answer(flush.token, 5)])
         ranks.step(changes=[CacheChange(0, [40])])
         feed = router.feeds[0]
         await router.until(lambda: feed.keys == {40: 0} and feed.proofs > 0)
@@ -315,7 +315,7 @@ async def test_a_cache_whose_feed_breaks_again_is_started_anew(model_dir: Path) 
         ranks = await launcher.incarnation(0, 0)
         ranks.step(changes=[CacheChange(99, [10])])
         flush = await ranks.flush()
-        ranks.step(changes=[CacheChange(cleared=True)], flushed=[(flush.token, 0)])
+        ranks.step(changes=[CacheChange(cleared=True)], answers=[Answer(flush.token, 0)])
         ranks.step(digest=CacheDigest(5, 77))
         await ranks.ended.wait()
         fresh = await launcher.incarnation(0, 1)

@@ -18,7 +18,7 @@ from radixmesh.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.fakes.router_end import attach
 from tests.fakes.scripted_ranks import Row, ScriptedLauncher, ScriptedRanks
 from tests.fakes.worker_front import run_front
-from worker.request import LENGTH, CacheChange, Started
+from worker.request import LENGTH, Answer, CacheChange, Started
 
 if TYPE_CHECKING:  # the asyncio form of a stub is known to type checkers only
     from radixmesh.worker.v1.worker_service_pb2_grpc import WorkerServiceAsyncStub
@@ -137,7 +137,7 @@ async def test_flush_empties_the_cache_and_counts(model_dir: Path) -> None:
         ranks.step(changes=[CacheChange(0, [10, 11])])
         call = stub.FlushCache(pb.FlushCacheRequest())
         flush = await ranks.flush()
-        ranks.step(changes=[CacheChange(cleared=True)], flushed=[(flush.token, 2)])
+        ranks.step(changes=[CacheChange(cleared=True)], answers=[Answer(flush.token, 2)])
         assert (await call).removed_block_count == 2
 
 

@@ -52,5 +52,4 @@ def step(
         changes=[],
         digest=CacheDigest(0, 0),
         load=LoadReport(0, 0, 0, 0, 0.0, 0.0, 0),
-        flushed=[],
     )

@@ -2,9 +2,12 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from worker.engine.engine import Engine, Row, StepPlan
+from worker.engine.engine import Engine, Row, StepPlan, run_step
 from worker.request import Sampling
+
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 
@@ -44,7 +47,7 @@ class Stream:
 def step(engine: Engine, streams: list[Stream], *, chunk: int = 1 << 30) -> None:
     """Run one step of all streams, at most `chunk` ids of each."""
     rows = tuple(stream.row(number, chunk) for number, stream in enumerate(streams))
-    result = engine.run(StepPlan(0, rows))
+    result = run_step(engine, StepPlan(0, rows))
     drawn = iter(zip(result.ids, result.logprobs, strict=True))
     for stream, row in zip(streams, rows, strict=True):
         stream.computed += len(row.ids)
@@ -58,3 +61,9 @@ def run(engine: Engine, streams: list[Stream], count: int, *, chunk: int = 1 << 
     """Step until every stream has `count` output ids; finished ones leave the batch."""
     while going := [stream for stream in streams if len(stream.output) < count]:
         step(engine, going, chunk=chunk)
+
+
+def reserved(engine: AnyEngine) -> AnyEngine:
+    """Return the engine with all the KV cache that it can hold."""
+    engine.reserve(engine.info.kv_blocks)
+    return engine

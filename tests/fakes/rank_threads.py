@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from tests.fakes.plans import reserved
 from tests.fakes.replica import EOS_ID, ORDINARY
 from worker.config import FakeConfig, RankConfig
 from worker.engine.engine import EngineInfo
@@ -142,7 +143,7 @@ def _turns(config: RankConfig) -> Turns:
     )
     vocabulary = Vocabulary(ordinary=ORDINARY, size=40, eos_ids=(EOS_ID,), max_model_len=128)
     faults = parse_faults(config.fake.faults, config)
-    engine = FakeEngine(vocabulary, info, config.fake, faults)
+    engine = reserved(FakeEngine(vocabulary, info, config.fake, faults))
     cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
     scheduler = Scheduler(Limits.of(config, info), cache)
     return Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)

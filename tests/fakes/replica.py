@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from radixmesh.blocks import Namespace, pack_ids, split_run, unpack_ids
 from tests.fakes.cache_mirror import CacheMirror, audit
+from tests.fakes.plans import reserved
 from worker.config import FakeConfig
-from worker.engine.engine import EngineInfo, StepPlan
+from worker.engine.engine import EngineInfo, StepPlan, run_step
 from worker.engine.fake import FakeEngine
 from worker.engine.vocabulary import Vocabulary
 from worker.kvcache.radix import PrefixCache
-from worker.request import Add, Failed, Inbound, LoadReport, Sampling, Started, StepOutput
+from worker.request import Add, Answer, Failed, Inbound, LoadReport, Sampling, Started, StepOutput
 from worker.schedule.limits import Limits
 from worker.schedule.scheduler import Scheduler
 
@@ -82,7 +83,7 @@ class FakeReplica:
         )
         self.cache = PrefixCache(block_count=kv_blocks, block_tokens=block_tokens)
         self.scheduler = Scheduler(self.limits, self.cache)
-        self.engine = FakeEngine(vocabulary, info, FakeConfig(eos_after=eos_after), [])
+        self.engine = reserved(FakeEngine(vocabulary, info, FakeConfig(eos_after=eos_after), []))
         self.mirror = CacheMirror()
         self.step = 0
         self.plans: list[StepPlan] = []
@@ -92,7 +93,7 @@ class FakeReplica:
         self.starts: dict[int, int] = {}
         self.finishes: dict[int, int] = {}
         self.failed: dict[int, Failed] = {}
-        self.flushed: list[tuple[int, int]] = []
+        self.answers: list[Answer] = []
         self.ends: Counter[int] = Counter()
 
     @property
@@ -105,7 +106,7 @@ class FakeReplica:
         plan = self.scheduler.plan(self.step)
         assert plan.rows or self.scheduler.idle
         self.plans.append(plan)
-        self.scheduler.commit(plan, self.engine.run(plan))
+        self.scheduler.commit(plan, run_step(self.engine, plan))
         output = self.scheduler.take_output(self.step)
         self.step += 1
         self._collect(output)
@@ -129,7 +130,7 @@ class FakeReplica:
 
     def _collect(self, output: StepOutput) -> None:
         self.accepted += output.accepted
-        self.flushed += output.flushed
+        self.answers += output.answers
         self.mirror.apply(output.changes)
         for started in output.started:
             assert started.request_id not in self.started

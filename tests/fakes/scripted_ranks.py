@@ -18,6 +18,7 @@ from worker.group.framing import FrameSplitter, frame
 from worker.request import (
     LENGTH,
     Add,
+    Answer,
     CacheChange,
     CacheDigest,
     Cancel,
@@ -99,7 +100,7 @@ class ScriptedRanks:
         started: Sequence[Started] = (),
         failed: Sequence[Failed] = (),
         changes: Sequence[CacheChange] = (),
-        flushed: Sequence[tuple[int, int]] = (),
+        answers: Sequence[Answer] = (),
         load: LoadReport | None = None,
         digest: CacheDigest | None = None,
     ) -> None:
@@ -124,7 +125,7 @@ class ScriptedRanks:
                 changes=list(changes),
                 digest=digest or self.digest,
                 load=load or self.load(),
-                flushed=list(flushed),
+                answers=list(answers),
             )
         )
 

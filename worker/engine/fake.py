@@ -10,12 +10,15 @@ Imports no torch.
 import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
+from radixmesh.errors import InvalidRequest
 from worker.config import FakeConfig, RankConfig
 from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult
 from worker.engine.faults import Fault, parse_faults
@@ -50,7 +53,8 @@ class FakeEngine:
         self._info = info
         self._fake = fake
         self._faults = faults
-        self._states = array("Q", bytes(8 * info.kv_blocks * info.block_tokens))
+        self._states = array("Q")
+        self._results: deque[StepResult] = deque()
 
     def __repr__(self) -> str:
         return f"<FakeEngine {self._info}>"
@@ -76,10 +80,37 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Fixed after construction."""
+        """What it can take."""
         return self._info
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def reserve(self, kv_blocks: int) -> None:
+        """Make the pool."""
+        self._info = replace(self._info, kv_blocks=kv_blocks)
+        self._states = array("Q", bytes(8 * kv_blocks * self._info.block_tokens))
+
+    def launch(self, plan: StepPlan) -> None:
+        """Compute a step at once; its result waits for `collect`."""
+        self._results.append(self._run(plan))
+
+    def collect(self) -> StepResult:
+        """Return the oldest result."""
+        return self._results.popleft()
+
+    def update_weights(self, folder: Path) -> None:
+        """Other weights draw other ids: the vocabulary is turned by the directory's name.
+
+        Raises:
+            InvalidRequest: There is no model in the directory, or one of another size.
+        """
+        vocabulary = Vocabulary.read(folder)
+        if vocabulary.size != self._info.vocab_size:
+            raise InvalidRequest(
+                f"{folder} has {vocabulary.size} ids, expected {self._info.vocab_size}"
+            )
+        turn = xxhash.xxh3_64_intdigest(folder.name.encode()) % len(vocabulary.ordinary)
+        self._ordinary = vocabulary.ordinary[turn:] + vocabulary.ordinary[:turn]
+
+    def _run(self, plan: StepPlan) -> StepResult:
         """Compute the states of all rows and draw; takes as long as the pace says."""
         due = [fault.kind for fault in self._faults if plan.rows and fault.due(plan)]
         self._break_down(due)

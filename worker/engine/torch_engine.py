@@ -9,6 +9,8 @@ pool holds per layer is learned from one pass over one id.
 import logging
 import math
 from array import array
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from radixmesh.errors import InvalidRequest, NotSupported
 from worker.config import RankConfig
 from worker.engine.attention import ATTENTION, KvPool, KvProbe, KvShape, PagedStep, register
-from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult
+from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult, run_step
 from worker.engine.inputs import Batch, make_batch
 from worker.engine.sampler import draw
 from worker.model.load import LoadedModel, load_model
@@ -32,10 +34,12 @@ _WARM_UP_IDS = 64
 class TorchEngine:
     """One rank's model, its pages and nothing else. Implements `engine.Engine`."""
 
-    def __init__(self, model: LoadedModel, pool: KvPool, info: EngineInfo) -> None:
+    def __init__(self, model: LoadedModel, shapes: list[KvShape], info: EngineInfo) -> None:
         self._model = model
-        self._pool = pool
+        self._shapes = shapes
+        self._pool = KvPool([], blocks=0, block_tokens=1, dtype=model.dtype, device=model.device)
         self._info = info
+        self._results: deque[StepResult] = deque()
 
     @classmethod
     def load(cls, config: RankConfig) -> "TorchEngine":
@@ -60,13 +64,6 @@ class TorchEngine:
         shapes = probe(model)
         block_tokens = config.block_tokens or DEFAULT_BLOCK_TOKENS
         blocks = count_blocks(shapes, model.dtype, block_tokens, config)
-        pool = KvPool(
-            shapes,
-            blocks=blocks,
-            block_tokens=block_tokens,
-            dtype=model.dtype,
-            device=model.device,
-        )
         info = EngineInfo(
             block_tokens=block_tokens,
             kv_blocks=blocks,
@@ -74,8 +71,7 @@ class TorchEngine:
             vocab_size=model.vocab_size,
             eos_ids=model.eos_ids,
         )
-        engine = cls(model, pool, info)
-        engine.warm_up()
+        engine = cls(model, shapes, info)
         logger.info(
             "model loaded",
             extra={"dtype": str(model.dtype), "device": str(model.device), "kv_blocks": blocks},
@@ -84,7 +80,7 @@ class TorchEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Fixed after construction."""
+        """What it can take."""
         return self._info
 
     @property
@@ -92,10 +88,31 @@ class TorchEngine:
         """Of weights, KV cache and logits."""
         return self._model.dtype
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute the rows, write their KV into their blocks, draw the next ids."""
-        if not plan.rows:
-            return StepResult([], [])
+    def reserve(self, kv_blocks: int) -> None:
+        """Make the pool and warm up."""
+        self._pool = KvPool(
+            self._shapes,
+            blocks=kv_blocks,
+            block_tokens=self._info.block_tokens,
+            dtype=self._model.dtype,
+            device=self._model.device,
+        )
+        self._info = replace(self._info, kv_blocks=kv_blocks)
+        self.warm_up()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Compute a step; its result waits for `collect`."""
+        self._results.append(self._run(plan))
+
+    def collect(self) -> StepResult:
+        """Return the oldest result."""
+        return self._results.popleft()
+
+    def update_weights(self, folder: Path) -> None:
+        """Not yet."""
+        raise InvalidRequest(f"cannot load {folder} into a running engine")
+
+    def _run(self, plan: StepPlan) -> StepResult:
         draws = draw(self.logits(plan.rows), [row for row in plan.rows if row.sampled])
         if draws.unusable_rows:
             logger.warning(
@@ -126,10 +143,10 @@ class TorchEngine:
         ids = array("I", [0] * count)
         table = list(range(self._info.kv_blocks))[: count // self._info.block_tokens + 1]
         sampling = Sampling(seed=0, top_p=0.9, logprobs=True)
-        self.run(StepPlan(0, (Row(0, ids, 0, table, True, 0, sampling),)))
+        run_step(self, StepPlan(0, (Row(0, ids, 0, table, True, 0, sampling),)))
         if count + 1 <= room:
             decode = Row(0, ids[:1], count, table, True, 1, sampling)
-            self.run(StepPlan(0, (decode,)))
+            run_step(self, StepPlan(0, (decode,)))
 
 
 def forward(model: LoadedModel, batch: Batch, paged: PagedStep | KvProbe) -> Tensor:

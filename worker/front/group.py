@@ -237,8 +237,8 @@ class Group:
             if events:
                 subscriber.on_events(replica, events)
             subscriber.on_load(replica)
-        for token, removed in output.flushed:
-            self._flushes.answer(token, removed)
+        for answer in output.answers:
+            self._flushes.answer(answer.token, answer.number)
 
     def _pass_shares(self, replica: Replica, output: StepOutput) -> None:
         shares = split(output, replica.jobs)

@@ -141,7 +141,7 @@ class Replica:
             self._unseen_tokens -= job.uncached_tokens
             job.owner.on_seen(self.dp_rank, job.entry_id)
         events = self._mirrored(output)
-        if self._distrusted and any(token == REPAIR_TOKEN for token, _ in output.flushed):
+        if self._distrusted and any(answer.token == REPAIR_TOKEN for answer in output.answers):
             self.give_up(GroupLost("the cache feed is broken and could not be repaired"))
         return events
 

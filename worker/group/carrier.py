@@ -7,11 +7,9 @@ a host. Rank (0, 0) holds a `Root`, every other rank a `Leaf`.
 from collections.abc import Sequence
 from typing import Protocol
 
-from radixmesh.errors import GroupLost
+from worker.peers import PeerLost
 
-
-class PeerLost(GroupLost):
-    """Another rank of the replica is gone or answers no more; the replica cannot go on."""
+__all__ = ["Leaf", "PeerLost", "Root"]
 
 
 class Root(Protocol):

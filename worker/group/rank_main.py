@@ -73,8 +73,11 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
     root = LocalRoot([socket.socket(fileno=fd) for fd in config.broadcast_fds])
     try:
         engine = build_engine(config)
+        kv_blocks = _agree(root, _ready(config, engine, began))
+        root.broadcast(msgspec.msgpack.encode(kv_blocks))
+        engine.reserve(kv_blocks)
+        _agree(root, _ready(config, engine, began))
         ready = _ready(config, engine, began)
-        _check_peers(root, ready)
         mailbox.send(ready)
         logger.info("rank ready", extra={"place": place, "startup_s": round(ready.startup_s, 3)})
         watchdog = Watchdog(config.step_timeout_s)
@@ -97,6 +100,8 @@ def _follow(config: RankConfig, place: Place, began: float) -> int:
     leaf = LocalLeaf(socket.socket(fileno=config.broadcast_fds[0]))
     try:
         engine = build_engine(config)
+        leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
+        engine.reserve(msgspec.msgpack.decode(leaf.receive(), type=int))
         leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
         watchdog = Watchdog(config.step_timeout_s)
         watchdog.start()
@@ -124,20 +129,25 @@ def _ready(config: RankConfig, engine: Engine, began: float) -> Ready:
     return Ready(
         block_tokens=info.block_tokens,
         kv_blocks=info.kv_blocks,
-        max_model_len=Limits.of(config, info).max_model_len,
+        max_model_len=min(config.max_model_len or info.max_model_len, info.max_model_len),
         vocab_size=info.vocab_size,
         eos_ids=info.eos_ids,
         startup_s=time.perf_counter() - began,
     )
 
 
-def _check_peers(root: Root, own: Ready) -> None:
+def _agree(root: Root, own: Ready) -> int:
+    """Hear every rank; return how many blocks all of them can hold."""
+    blocks = own.kv_blocks
     for number, word in enumerate(root.hellos(), 1):
         other = _HELLO.decode(word)
         if isinstance(other, Broken):
             raise BY_REASON.get(other.reason, InternalError)(other.message)
-        if msgspec.structs.replace(other, startup_s=own.startup_s) != own:
+        same = msgspec.structs.replace(other, startup_s=own.startup_s, kv_blocks=own.kv_blocks)
+        if same != own:
             raise RankDesync(f"rank {number} can take {other}, rank 0 {own}")
+        blocks = min(blocks, other.kv_blocks)
+    return blocks
 
 
 def _refuse(leaf: Leaf, broken: Broken) -> int:

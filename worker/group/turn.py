@@ -1,31 +1,42 @@
-"""What every rank of a replica does alike in a step: apply, plan, compute, commit.
+"""What every rank of a replica does alike in a step: apply, plan, launch, commit.
 
-Knows no socket and no clock; the leader and the followers in `rank.py` bring the
-records and compare the digests between the two halves.
+Up to `depth` steps are under way at once. Which step is committed in a turn follows
+from the plans alone, never from who was faster, so that all ranks do it alike. Knows
+no socket and no clock; the leader and the followers in `rank.py` bring the records
+and compare the digests between planning and launching.
 """
 
+from collections import deque
+from dataclasses import replace
+
 from radixmesh.errors import RankDesync
-from worker.engine.engine import Engine, StepPlan, StepResult
+from worker.engine.engine import Engine, StepPlan
 from worker.group.digest import PlanDigest
 from worker.group.record import StepRecord
 from worker.kvcache.radix import PrefixCache
 from worker.request import StepOutput
 from worker.schedule.scheduler import Scheduler
 
-_NOTHING = StepResult(ids=[], logprobs=[])
-
 
 class Turns:
     """One rank's state, a step at a time. `begin` and `complete` alternate."""
 
     def __init__(
-        self, engine: Engine, scheduler: Scheduler, cache: PrefixCache, *, compared: bool
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        cache: PrefixCache,
+        *,
+        compared: bool,
+        depth: int = 1,
     ) -> None:
         """Take the parts; `compared` is false for a lone rank, which needs no digest."""
         self._engine = engine
         self._scheduler = scheduler
         self._cache = cache
         self._compared = compared
+        self._depth = depth
+        self._under_way: deque[StepPlan] = deque()
         self._digest = PlanDigest()
         self.step = 0
 
@@ -40,7 +51,7 @@ class Turns:
     @property
     def idle(self) -> bool:
         """Whether the next step makes sense only with new input."""
-        return self._scheduler.idle
+        return self._scheduler.idle and not self._under_way
 
     def begin(self, record: StepRecord) -> StepPlan:
         """Apply a record and plan its step.
@@ -55,16 +66,25 @@ class Turns:
         self._scheduler.apply(record.inputs, now_us=record.now_us)
         plan = self._scheduler.plan(record.step)
         # A replica that has requests and computes nothing would turn for ever.
-        assert plan.rows or self._scheduler.idle, "requests wait and nothing can be computed"
-        if self._compared:
-            self._digest.fold_plan(plan, self._cache.digest)
-        return plan
+        going = plan.rows or self._under_way or self._scheduler.idle
+        assert going, "requests wait and nothing can be computed"
+        if not self._compared:
+            return plan
+        return replace(plan, digest=self._digest.fold_plan(plan, self._cache.digest))
 
     def complete(self, plan: StepPlan) -> StepOutput:
-        """Compute a plan and commit its results."""
-        result = self._engine.run(plan) if plan.rows else _NOTHING
-        self._scheduler.commit(plan, result)
-        if self._compared:
-            self._digest.fold_result(result)
+        """Launch a plan, and commit the oldest step when its turn has come."""
+        if plan.rows:
+            self._engine.launch(plan)
+            self._under_way.append(plan)
+        if len(self._under_way) >= self._depth or (self._under_way and not plan.rows):
+            self._commit_oldest()
         self.step += 1
         return self._scheduler.take_output(plan.step)
+
+    def _commit_oldest(self) -> None:
+        oldest = self._under_way.popleft()
+        result = self._engine.collect()
+        self._scheduler.commit(oldest, result)
+        if self._compared:
+            self._digest.fold_result(result)

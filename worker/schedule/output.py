@@ -4,7 +4,7 @@ from array import array
 
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import MeshError
-from worker.request import CacheChange, CacheDigest, Failed, LoadReport, Started, StepOutput
+from worker.request import Answer, CacheChange, CacheDigest, Failed, LoadReport, Started, StepOutput
 
 
 class OutputColumns:
@@ -24,7 +24,7 @@ class OutputColumns:
         self._logprobs: list[float] = []
         self._with_logprobs = False
         self._failed: list[Failed] = []
-        self._flushed: list[tuple[int, int]] = []
+        self._answers: list[Answer] = []
 
     def accept(self, request_id: int) -> None:
         """The request is queued."""
@@ -52,9 +52,9 @@ class OutputColumns:
         """The request ended by an error."""
         self._failed.append(Failed(request_id, error.reason, error.message))
 
-    def flush(self, token: int, removed: int) -> None:
-        """The cache was emptied."""
-        self._flushed.append((token, removed))
+    def answer(self, answer: Answer) -> None:
+        """A control was carried out, or refused."""
+        self._answers.append(answer)
 
     def take(
         self, step: int, *, changes: list[CacheChange], digest: CacheDigest, load: LoadReport
@@ -74,7 +74,7 @@ class OutputColumns:
             changes=changes,
             digest=digest,
             load=load,
-            flushed=self._flushed,
+            answers=self._answers,
         )
         self._reset()
         return output
@@ -94,5 +94,5 @@ def says_something(output: StepOutput) -> bool:
         or output.request_ids
         or output.failed
         or output.changes
-        or output.flushed
+        or output.answers
     )

@@ -11,7 +11,19 @@ from typing import Final, assert_never
 from radixmesh.errors import DeadlineExceeded, MeshError, QueueFull
 from worker.engine.engine import StepPlan, StepResult
 from worker.kvcache.radix import PrefixCache
-from worker.request import GOES_ON, Add, Cancel, Flush, Inbound, LoadReport, StepOutput
+from worker.request import (
+    GOES_ON,
+    Add,
+    Answer,
+    Cancel,
+    Flush,
+    Inbound,
+    LoadReport,
+    Pause,
+    Probe,
+    StepOutput,
+    Weights,
+)
 from worker.schedule.check import check
 from worker.schedule.limits import Limits
 from worker.schedule.output import OutputColumns
@@ -72,7 +84,11 @@ class Scheduler:
                 case Cancel():
                     self._cancel(item.request_ids)
                 case Flush():
-                    self._columns.flush(item.token, self._cache.clear())
+                    self._columns.answer(Answer(item.token, self._cache.clear()))
+                case Probe():
+                    self._columns.answer(Answer(item.token))
+                case Pause() | Weights():
+                    raise NotImplementedError
                 case _:
                     assert_never(item)
         if now_us >= self._next_deadline_us:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from radixmesh.models import resolve
-from tests.fakes.plans import GREEDY, Stream, run, step
+from tests.fakes.plans import GREEDY, Stream, reserved, run, step
 from tests.fakes.tiny_models import generate
 from worker.config import RankConfig
 from worker.engine.engine import Row
@@ -45,7 +45,7 @@ class Default:
 
 def load(folder: Path, dtype: str) -> TorchEngine:
     config = RankConfig(model_dir=str(folder), dtype=dtype, kv_tokens=48 * 16, threads=1)
-    return TorchEngine.load(config)
+    return reserved(TorchEngine.load(config))
 
 
 @pytest.fixture(scope="module")

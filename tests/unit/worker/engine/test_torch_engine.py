@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.fakes.plans import GREEDY, Stream, run, step
+from tests.fakes.plans import GREEDY, Stream, reserved, run, step
 from tests.fakes.tiny_models import FAMILIES, MAX_MODEL_LEN, VOCAB_SIZE, generate, make_tiny_model
 from worker.config import RankConfig
 from worker.engine.torch_engine import TorchEngine
@@ -37,7 +37,7 @@ def load(folder: Path, **changes: object) -> TorchEngine:
         kv_tokens=64 * BLOCK_TOKENS,
         threads=1,
     )
-    return TorchEngine.load(msgspec.structs.replace(config, **changes))
+    return reserved(TorchEngine.load(msgspec.structs.replace(config, **changes)))
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -186,10 +186,6 @@ def test_a_resumed_sampled_output_draws_what_was_lost(llama: TorchEngine) -> Non
     resumed = Stream(PROMPT + whole.output[:5], [8, 9, 10, 11], sampling, prompt=len(PROMPT))
     run(llama, [resumed], COUNT)
     assert resumed.output == whole.output
-
-
-def test_an_empty_plan_gives_nothing(llama: TorchEngine) -> None:
-    step(llama, [])
 
 
 def test_logprobs_are_given_where_asked(llama: TorchEngine) -> None:

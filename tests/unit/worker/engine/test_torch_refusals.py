@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixmesh.errors import InvalidRequest, MeshError, NotSupported
+from tests.fakes.plans import reserved
 from tests.fakes.tiny_models import make_config, make_tiny_model
 from worker.config import RankConfig
 from worker.engine.attention import ATTENTION
@@ -23,7 +24,7 @@ FLOAT32: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_tokens": 64}
 
 
 def load(folder: Path, **changes: Any) -> TorchEngine:
-    return TorchEngine.load(RankConfig(model_dir=str(folder), **(FLOAT32 | changes)))
+    return reserved(TorchEngine.load(RankConfig(model_dir=str(folder), **(FLOAT32 | changes))))
 
 
 def test_a_sliding_window_is_refused_with_the_limit_that_would_do(tmp_path: Path) -> None:

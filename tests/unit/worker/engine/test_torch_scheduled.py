@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from radixmesh.blocks import Namespace, pack_ids, unpack_ids
+from tests.fakes.plans import reserved
 from tests.fakes.tiny_models import VOCAB_SIZE, generate, make_tiny_model
 from worker.config import RankConfig
+from worker.engine.engine import run_step
 from worker.engine.torch_engine import TorchEngine
 from worker.kvcache.radix import PrefixCache
 from worker.request import Add, Sampling
@@ -39,7 +41,7 @@ class Replica:
             max_batched_tokens=max_batched_tokens,
             threads=1,
         )
-        self._engine = TorchEngine.load(config)
+        self._engine = reserved(TorchEngine.load(config))
         info = self._engine.info
         cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
         self._scheduler = Scheduler(Limits.of(config, info), cache)
@@ -62,7 +64,7 @@ class Replica:
         while not self._scheduler.idle:
             self._step += 1
             plan = self._scheduler.plan(self._step)
-            self._scheduler.commit(plan, self._engine.run(plan))
+            self._scheduler.commit(plan, run_step(self._engine, plan))
             said = self._scheduler.take_output(self._step)
             assert not said.failed
             self.cached |= {one.request_id: one.cached_tokens for one in said.started}

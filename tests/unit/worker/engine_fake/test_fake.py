@@ -9,9 +9,10 @@ import pytest
 
 from radixmesh.errors import InvalidRequest
 from tests.fakes.oracle import oracle_next, oracle_output, ordinary_ids
+from tests.fakes.plans import reserved
 from worker.config import FakeConfig, RankConfig
 from worker.engine.build import build_engine
-from worker.engine.engine import Row, StepPlan
+from worker.engine.engine import Row, StepPlan, run_step
 from worker.engine.fake import FakeEngine, fake_next_id
 from worker.engine.faults import parse_faults
 from worker.request import Sampling
@@ -24,7 +25,7 @@ def engine_of(model_dir: Path, **fake: object) -> FakeEngine:
         block_tokens=4,
         fake=FakeConfig(**{"kv_blocks": 16, **fake}),  # type: ignore[arg-type]
     )
-    return FakeEngine.load(config)
+    return reserved(FakeEngine.load(config))
 
 
 def row(
@@ -81,29 +82,33 @@ def test_chunks_and_decoding_give_what_one_prefill_gives(model_dir: Path) -> Non
     engine = engine_of(model_dir)
     ids = list(range(20, 31))
     first = row(ids[:5], [7, 2], sampled=False)
-    assert engine.run(StepPlan(0, (first,))).ids == []
+    assert run_step(engine, StepPlan(0, (first,))).ids == []
     second = row(ids[5:], [7, 2, 9], start=5)
-    assert engine.run(StepPlan(1, (second,))).ids == [oracle_next(ids, ordinary_ids(model_dir))]
+    assert run_step(engine, StepPlan(1, (second,))).ids == [
+        oracle_next(ids, ordinary_ids(model_dir))
+    ]
 
 
 def test_a_wrong_block_gives_wrong_ids(model_dir: Path) -> None:
     engine = engine_of(model_dir)
     ids = list(range(20, 31))
-    engine.run(StepPlan(0, (row(ids[:8], [7, 2], sampled=False),)))
-    right = engine.run(StepPlan(1, (row(ids[8:], [7, 2, 3], start=8),))).ids
-    wrong = engine.run(StepPlan(2, (row(ids[8:], [7, 5, 3], start=8),))).ids
+    run_step(engine, StepPlan(0, (row(ids[:8], [7, 2], sampled=False),)))
+    right = run_step(engine, StepPlan(1, (row(ids[8:], [7, 2, 3], start=8),))).ids
+    wrong = run_step(engine, StepPlan(2, (row(ids[8:], [7, 5, 3], start=8),))).ids
     assert right == [oracle_next(ids, ordinary_ids(model_dir))] != wrong
 
 
 def test_a_banned_id_is_not_drawn(model_dir: Path) -> None:
     expected = oracle_next([20, 21], ordinary_ids(model_dir))
-    drawn = engine_of(model_dir).run(StepPlan(0, (row([20, 21], [0], banned=(expected,)),))).ids
+    drawn = run_step(
+        engine_of(model_dir), StepPlan(0, (row([20, 21], [0], banned=(expected,)),))
+    ).ids
     assert drawn != [expected]
 
 
 def test_something_is_drawn_even_when_all_ordinary_ids_are_banned(model_dir: Path) -> None:
     banned = tuple(ordinary_ids(model_dir))
-    drawn = engine_of(model_dir).run(StepPlan(0, (row([20], [0], banned=banned),))).ids
+    drawn = run_step(engine_of(model_dir), StepPlan(0, (row([20], [0], banned=banned),))).ids
     assert drawn[0] not in banned
 
 
@@ -117,19 +122,19 @@ def test_an_end_follows_after_so_many_ids(
     engine = engine_of(model_dir, eos_after=3)
     sampling = Sampling(seed=1, ignore_eos=ignored)
     one = row([20], [0], position=position, sampling=sampling, banned=banned)
-    assert (engine.run(StepPlan(0, (one,))).ids[0] in engine.info.eos_ids) is ends
+    assert (run_step(engine, StepPlan(0, (one,))).ids[0] in engine.info.eos_ids) is ends
 
 
 def test_no_banned_end_follows(model_dir: Path) -> None:
     engine = engine_of(model_dir, eos_after=3)
     one = row([20], [0], position=5, banned=engine.info.eos_ids)
-    assert engine.run(StepPlan(0, (one,))).ids == [oracle_next([20], ordinary_ids(model_dir))]
+    assert run_step(engine, StepPlan(0, (one,))).ids == [oracle_next([20], ordinary_ids(model_dir))]
 
 
 def test_logprobs_are_the_same_every_time_and_nan_where_not_asked(model_dir: Path) -> None:
     rows = (row([20], [0], sampling=Sampling(seed=1, logprobs=True)), row([20], [1]))
-    first = engine_of(model_dir).run(StepPlan(0, rows)).logprobs
-    second = engine_of(model_dir).run(StepPlan(0, rows)).logprobs
+    first = run_step(engine_of(model_dir), StepPlan(0, rows)).logprobs
+    second = run_step(engine_of(model_dir), StepPlan(0, rows)).logprobs
     assert first[0] == second[0] <= 0
     assert math.isnan(first[1])
 
@@ -137,9 +142,9 @@ def test_logprobs_are_the_same_every_time_and_nan_where_not_asked(model_dir: Pat
 def test_the_pace_is_kept(model_dir: Path) -> None:
     engine = engine_of(model_dir, prefill_tokens_per_s=1000.0, decode_ms=20.0)
     began = time.perf_counter()
-    engine.run(StepPlan(0, (row(list(range(20, 60)), list(range(10))),)))
+    run_step(engine, StepPlan(0, (row(list(range(20, 60)), list(range(10))),)))
     prefilled = time.perf_counter()
-    engine.run(StepPlan(1, (row([60], list(range(11)), start=40, position=1),)))
+    run_step(engine, StepPlan(1, (row([60], list(range(11)), start=40, position=1),)))
     decoded = time.perf_counter()
     assert prefilled - began >= 0.04
     assert decoded - prefilled >= 0.02
@@ -147,23 +152,23 @@ def test_the_pace_is_kept(model_dir: Path) -> None:
 
 def test_a_scripted_exception_is_raised_from_its_step_on(model_dir: Path) -> None:
     engine = engine_of(model_dir, faults=("raise@step=5",))
-    engine.run(StepPlan(4, (row([20], [0]),)))
-    engine.run(StepPlan(5, ()))
+    run_step(engine, StepPlan(4, (row([20], [0]),)))
+    run_step(engine, StepPlan(5, ()))
     with pytest.raises(RuntimeError, match="scripted"):
-        engine.run(StepPlan(6, (row([20], [0]),)))
+        run_step(engine, StepPlan(6, (row([20], [0]),)))
 
 
 def test_a_poisoned_id_breaks_it_wherever_it_stands(model_dir: Path) -> None:
     engine = engine_of(model_dir, faults=("raise@prompt-contains=77",))
-    engine.run(StepPlan(0, (row([20, 21], [0]),)))
+    run_step(engine, StepPlan(0, (row([20, 21], [0]),)))
     with pytest.raises(RuntimeError, match="scripted"):
-        engine.run(StepPlan(1, (row([20, 77, 21], [0]),)))
+        run_step(engine, StepPlan(1, (row([20, 77, 21], [0]),)))
 
 
 def test_a_desync_changes_this_rank_s_ids_only_there(model_dir: Path) -> None:
     engine = engine_of(model_dir, faults=("desync@step=1:tp=0",))
-    right = engine.run(StepPlan(0, (row([20], [0]),))).ids
-    assert engine.run(StepPlan(1, (row([20], [0]),))).ids != right
+    right = run_step(engine, StepPlan(0, (row([20], [0]),))).ids
+    assert run_step(engine, StepPlan(1, (row([20], [0]),))).ids != right
 
 
 def test_faults_choose_ranks() -> None:

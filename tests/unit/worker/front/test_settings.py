@@ -66,7 +66,9 @@ def test_the_group_is_described_by_the_flags() -> None:
         ["--engine", "magic"],
         ["--dtype", "int3"],
         ["--port", "70000"],
-        ["--nnodes", "2"],
+        ["--nnodes", "2", "--tp", "3"],
+        ["--rendezvous", "", "--nnodes", "2", "--tp", "2"],
+        ["--node-rank", "1"],
     ],
 )
 def test_a_wrong_flag_is_refused_by_name(

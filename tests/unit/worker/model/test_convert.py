@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from radixmesh import models
 from radixmesh.errors import InvalidRequest
 from radixmesh.settings import child_environment
-from tests.fakes.plans import Stream, run
+from tests.fakes.plans import Stream, reserved, run
 from tests.fakes.tiny_gguf import CONTEXT, make_gguf
 from tests.fakes.tiny_models import generate
 from worker.config import RankConfig
@@ -87,7 +87,7 @@ def test_a_converted_model_generates_what_transformers_generates_from_it(
     assert main([str(gguf)]) == 0
     folder = models.resolve(str(gguf))
     config = RankConfig(model_dir=str(folder), dtype="float32", kv_tokens=64, threads=1)
-    engine = TorchEngine.load(config)
+    engine = reserved(TorchEngine.load(config))
     assert (engine.info.max_model_len, engine.info.eos_ids) == (CONTEXT, (1,))
     stream = Stream([5, 9, 300], [2, 0])
     run(engine, [stream], 8)

@@ -7,7 +7,8 @@ import pytest
 from radixmesh.blocks import pack_ids
 from tests.fakes.oracle import oracle_output
 from tests.fakes.replica import EOS_ID, ORDINARY, FakeReplica, add
-from worker.request import LENGTH, STOP_TOKEN, Cancel, Flush, Sampling
+from worker.engine.engine import run_step
+from worker.request import LENGTH, STOP_TOKEN, Answer, Cancel, Flush, Sampling
 
 
 def sampling(**values: object) -> Sampling:
@@ -296,7 +297,7 @@ def test_a_flush_reports_what_left_and_running_requests_go_on() -> None:
     replica = FakeReplica()
     replica.turn(add(1, range(3, 13)))
     replica.turn(Flush(token=7))
-    assert replica.flushed == [(7, 2)]
+    assert replica.answers == [Answer(7, 2)]
     replica.finish()
     assert replica.outputs[1] == oracle_output(range(3, 13), ORDINARY, 8)
     assert replica.load.free_blocks == 64
@@ -334,7 +335,7 @@ def test_an_engine_that_draws_too_little_is_an_error_and_never_an_id() -> None:
     replica = FakeReplica()
     replica.scheduler.apply([add(1, [3])], now_us=0)
     plan = replica.scheduler.plan(0)
-    result = replica.engine.run(plan)
+    result = run_step(replica.engine, plan)
     result.ids.clear()
     result.logprobs.clear()
     with pytest.raises(ValueError, match="drew"):

@@ -1,0 +1,7 @@
+"""The error that a rank ends with when it cannot go on without another one."""
+
+from radixmesh.errors import GroupLost
+
+
+class PeerLost(GroupLost):
+    """Another rank of the replica is gone or answers no more; the replica cannot go on."""
