@@ -5,7 +5,7 @@ import os
 import pytest
 
 from radixmesh.settings import load
-from worker.app import group_plan, rank_config
+from worker.front.assembly import group_plan, rank_config
 from worker.settings import WorkerSettings
 
 

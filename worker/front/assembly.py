@@ -1,0 +1,124 @@
+"""Makes a running worker group from its settings: the one launch path of service and library.
+
+Knows settings, replicas and their supervisors; knows neither gRPC nor who asks.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from radixmesh.models import tokenizer_fingerprint
+from radixmesh.telemetry.metrics import WorkerMetrics
+from worker.config import FakeConfig, RankConfig
+from worker.front.group import Group
+from worker.front.meters import Meters
+from worker.front.plan import GroupPlan
+from worker.front.ranks import RankLauncher
+from worker.front.supervisor import CannotStart, Launch, Pace, Supervisor
+from worker.settings import WorkerSettings
+
+TICK_S = 1.0
+# The front gives up a stuck replica a little after the stuck rank itself, which can say where.
+WATCHDOG_SLACK_S = 2.0
+
+
+def make_group(settings: WorkerSettings, model_dir: Path, registry: CollectorRegistry) -> Group:
+    """Return a group of which nothing runs yet; its metrics are in `registry`.
+
+    Raises:
+        OSError: The tokenizer of `model_dir` can't be read.
+    """
+    plan = group_plan(settings, tokenizer_fingerprint(model_dir))
+    return Group(plan, Meters(WorkerMetrics(registry)), asyncio.get_running_loop().time)
+
+
+@asynccontextmanager
+async def running(
+    group: Group, settings: WorkerSettings, model_dir: Path, launch: Launch | None = None
+) -> AsyncGenerator[None, None]:
+    """Keep the replicas of a group alive inside the block; their ranks are gone after it.
+
+    A failure that ends the group cancels the block, and is raised at its end.
+
+    Args:
+        group: From `make_group`.
+        settings: Of the whole group.
+        model_dir: The Hugging Face directory that `settings.model` stands for.
+        launch: Starts the ranks of a replica; None starts processes.
+
+    Raises:
+        CannotStart: The ranks refuse their configuration.
+    """
+    launch = launch or RankLauncher(rank_config(settings, str(model_dir)))
+    pace = Pace(startup_s=settings.startup_timeout_s)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            alive = [
+                tasks.create_task(Supervisor(replica, group, launch, pace).run())
+                for replica in group.replicas
+            ]
+            alive.append(tasks.create_task(_tick(group)))
+            yield
+            for task in alive:
+                task.cancel()
+    except BaseExceptionGroup as failures:
+        # All replicas are told the same: the first one's refusal says enough.
+        if refused := failures.subgroup(CannotStart):
+            raise refused.exceptions[0] from failures
+        raise
+
+
+def group_plan(settings: WorkerSettings, fingerprint: str) -> GroupPlan:
+    """Return what the settings say of a group."""
+    return GroupPlan(
+        model=settings.served_name,
+        weight_version=settings.weight_version,
+        fingerprint=fingerprint,
+        engine=settings.engine,
+        dp=settings.dp,
+        pp=settings.pp,
+        tp=settings.tp,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        max_batched_tokens=settings.max_batched_tokens,
+        step_timeout_s=settings.step_timeout_s + WATCHDOG_SLACK_S,
+    )
+
+
+def rank_config(settings: WorkerSettings, model_dir: str) -> RankConfig:
+    """Return what all ranks of the group are told."""
+    return RankConfig(
+        model_dir=model_dir,
+        engine=settings.engine,
+        dp=settings.dp,
+        pp=settings.pp,
+        tp=settings.tp,
+        block_tokens=settings.block_tokens,
+        kv_tokens=settings.kv_tokens,
+        kv_bytes=settings.kv_bytes,
+        max_model_len=settings.max_model_len,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        max_batched_tokens=settings.max_batched_tokens,
+        threads=settings.rank_threads,
+        dtype=settings.dtype,
+        fake=FakeConfig(
+            eos_after=settings.fake_eos_after,
+            prefill_tokens_per_s=settings.fake_prefill_tokens_per_s,
+            decode_ms=settings.fake_decode_ms,
+            kv_blocks=settings.fake_kv_blocks,
+            faults=tuple(settings.fake_faults),
+        ),
+        step_timeout_s=settings.step_timeout_s,
+        log_level=settings.log_level.upper(),
+    )
+
+
+async def _tick(group: Group) -> None:
+    # The only timer of an idle group.
+    while True:
+        await asyncio.sleep(TICK_S)
+        group.tick()
