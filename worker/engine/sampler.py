@@ -1,64 +1,91 @@
 """Draws the next ids from logits. Pure: the same rows give the same ids, whatever the batch.
 
 Knows logits and sampling parameters; knows no requests and keeps no state. The
-draw of a row is a function of its logits and of (seed, choice, output position)
-alone, so a resume draws what the lost attempt would have drawn.
+draw of a row is a function of its logits, of the ids that its penalties count and
+of (seed, choice, output position) alone, so a resume draws what the lost attempt
+would have drawn.
 
-The distribution: temperature, then the top_k most likely, then the fewest of
-those that reach top_p of their mass, then those with at least min_p times the
-likeliest's probability. Ids that tie with the last one kept are kept. The draw is
-by the inverse of the cumulative distribution in the order of the vocabulary.
+In this order: logit bias, repetition penalty, presence and frequency penalty, bans
+(`adjust.py`); then temperature, the top_k most likely, the fewest of those that
+reach top_p of their mass, those with at least min_p times the likeliest's
+probability. Ids that tie with the last one kept are kept. The draw is by the
+inverse of the cumulative distribution in the order of the vocabulary. Logprobs and
+their alternatives are the model's own, before all of this (`scores.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from worker.engine.adjust import adjust
 from worker.engine.engine import Row
+from worker.engine.scores import clean, rate
+from worker.engine.scores import score as score
+from worker.request import Tops
 
 # Below this a temperature divides to nothing but the argmax; it is taken as greedy.
 GREEDY_BELOW = 1e-5
 _SHORT_LIST = 1024
 _WORD = (1 << 64) - 1
+_NO_TOPS: Final = Tops()
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Drawn ids and their logprobs (NaN where not asked), in the order of the rows.
+    """Drawn ids, in the order of the rows.
 
-    `unusable_rows` counts rows whose logits had no number in them; they were drawn
-    as if all ids were equally likely.
+    Attributes:
+        ids: One per row.
+        logprobs: Of those; NaN where not asked.
+        tops: The likeliest ids beside each; no counts at all when no row asked.
+        unusable_rows: Rows whose logits had no number in them; they were drawn as if all
+            ids were equally likely.
     """
 
     ids: list[int]
     logprobs: list[float]
+    tops: Tops = _NO_TOPS
     unusable_rows: int = 0
 
 
-def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
+def draw(logits: Tensor, rows: Sequence[Row], before: Sequence[int] = ()) -> Draws:
     """Draw one id per row.
 
     Args:
         logits: [rows, vocabulary]. NaN counts as impossible.
         rows: What each row asks for.
+        before: What the step before drew, for the penalties of rows with a `future`.
     """
     if not rows:
         return Draws([], [])
-    raw = torch.nan_to_num(
-        logits.float(), nan=-torch.inf, posinf=torch.finfo(torch.float32).max, neginf=-torch.inf
-    )
-    unusable = torch.isneginf(raw.amax(-1, keepdim=True))
-    raw = torch.where(unusable, 0.0, raw)
-    allowed = _without_banned(raw, rows)
+    raw, unusable = clean(logits)
+    allowed = adjust(raw, rows, before)
     ids = allowed.argmax(-1)
     drawn = [index for index, row in enumerate(rows) if not _is_greedy(row)]
     if drawn:
         where = torch.tensor(drawn, device=logits.device)
         ids[where] = _draw(allowed.index_select(0, where), [rows[index] for index in drawn])
-    return Draws(ids.tolist(), _logprobs(raw, ids, rows), int(unusable.sum()))
+    logprobs, tops = _rate(raw, ids, rows)
+    return Draws(ids.tolist(), logprobs, tops, int(unusable.sum()))
+
+
+def is_plain_greedy(row: Row) -> bool:
+    """Whether the argmax of the raw logits is all that a draw needs of them.
+
+    NaN counts as -inf there, the lowest of equal ids wins, and a row without a number
+    draws id 0. Says nothing of `targets`, which are about other positions.
+    """
+    return (
+        _is_greedy(row)
+        and row.history is None
+        and not row.banned
+        and not row.sampling.logit_bias
+        and not row.sampling.logprobs
+    )
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -74,27 +101,22 @@ def _is_greedy(row: Row) -> bool:
     return row.sampling.temperature < GREEDY_BELOW or row.sampling.top_k == 1
 
 
-def _without_banned(raw: Tensor, rows: Sequence[Row]) -> Tensor:
-    if not any(row.banned for row in rows):
-        return raw
-    allowed = raw.clone()
-    for index, row in enumerate(rows):
-        banned = [token for token in row.banned if 0 <= token < raw.shape[1]]
-        allowed[index, banned] = -torch.inf
-    # Where a ban leaves nothing, it cannot be kept.
-    nothing = torch.isneginf(allowed.amax(-1, keepdim=True))
-    return torch.where(nothing, raw, allowed)
-
-
-def _logprobs(raw: Tensor, ids: Tensor, rows: Sequence[Row]) -> list[float]:
-    if not any(row.sampling.logprobs for row in rows):
-        return [float("nan")] * len(rows)
-    chosen = raw.gather(-1, ids[:, None]) - raw.logsumexp(-1, keepdim=True)
-    values: list[float] = chosen[:, 0].tolist()
-    return [
-        value if row.sampling.logprobs else float("nan")
-        for value, row in zip(values, rows, strict=True)
-    ]
+def _rate(raw: Tensor, ids: Tensor, rows: Sequence[Row]) -> tuple[list[float], Tops]:
+    logprobs = [float("nan")] * len(rows)
+    asking = [index for index, row in enumerate(rows) if row.sampling.logprobs]
+    if not asking:
+        return logprobs, _NO_TOPS
+    where = torch.tensor(asking, device=raw.device)
+    asked = [rows[index].sampling.top_logprobs for index in asking]
+    values, tops = rate(raw.index_select(0, where), ids.index_select(0, where), asked)
+    for index, value in zip(asking, values, strict=True):
+        logprobs[index] = value
+    if not tops.counts:
+        return logprobs, _NO_TOPS
+    counts = [0] * len(rows)
+    for index, count in zip(asking, tops.counts, strict=True):
+        counts[index] = count
+    return logprobs, Tops(counts, tops.ids, tops.logprobs)
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -145,22 +167,35 @@ def _nucleus_floor(probs: Tensor, column: _Columns) -> Tensor:
     # A full sort is dear and seldom needed: the likeliest few hold nearly all of top_p.
     short = min(_SHORT_LIST, vocabulary)
     ordered = probs.topk(short, -1).values
-    if short < vocabulary and not _suffices(ordered, top_k, top_p, vocabulary):
-        ordered = probs.sort(-1, descending=True).values
+    floor = _floor(ordered, top_k, top_p, vocabulary)
+    if short < vocabulary:
+        # Row by row, or a row's rounding would depend on the rows beside it.
+        rest = (~_suffices(ordered, top_k, top_p, vocabulary)).nonzero()[:, 0]
+        if len(rest):
+            ordered = probs.index_select(0, rest).sort(-1, descending=True).values
+            floor[rest] = _floor(ordered, top_k[rest], top_p[rest], vocabulary)
+    return floor
+
+
+def _floor(ordered: Tensor, top_k: Tensor, top_p: Tensor, vocabulary: int) -> Tensor:
     last = ordered.gather(-1, (top_k - 1).clamp(max=ordered.shape[1] - 1))
     last = torch.where(top_k < vocabulary, last, 0.0)
     kept = torch.where(ordered >= last, ordered, 0.0)
-    mass = torch.where(top_k < vocabulary, kept.sum(-1, keepdim=True), 1.0)
-    reached = kept.cumsum(-1) < top_p * mass
-    needed = reached.sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
+    reached = kept.double().cumsum(-1)
+    mass = torch.where(top_k < vocabulary, reached[:, -1:], 1.0)
+    needed = (reached < top_p * mass).sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
     by_mass = torch.where(top_p < 1, kept.gather(-1, needed), 0.0)
     return torch.maximum(last, by_mass)
 
 
-def _suffices(ordered: Tensor, top_k: Tensor, top_p: Tensor, vocabulary: int) -> bool:
-    """Whether the likeliest few decide: all ties of the k-th, or all of top_p, are among them."""
+def _suffices(ordered: Tensor, top_k: Tensor, top_p: Tensor, vocabulary: int) -> Tensor:
+    """Whether the likeliest few decide: all ties of the k-th, or all of top_p, are among them.
+
+    Returns [rows] bool.
+    """
     limit = ordered.shape[1]
     last = ordered.gather(-1, (top_k - 1).clamp(max=limit - 1))
     by_count = (top_k < limit) & (ordered[:, -1:] < last)
-    by_mass = (top_k == vocabulary) & (ordered.sum(-1, keepdim=True) >= top_p)
-    return bool((by_count | by_mass).all())
+    mass = ordered.double().cumsum(-1)[:, -1:]
+    by_mass = (top_k == vocabulary) & (mass >= top_p)
+    return (by_count | by_mass)[:, 0]
