@@ -1,12 +1,16 @@
-"""Ends a rank whose step is stuck, after it has written every thread's stack to the log.
+"""What a stuck rank leaves in the log: every thread's stack, and how far it had come.
 
-A rank that waits for input is not stuck: the watchdog counts only inside a step.
-Costs a step two assignments and an idle rank a few wake-ups a minute.
+A rank whose own step is stuck finds that itself and ends. A rank that waits for input
+is not stuck as far as it can know: the watchdog counts only inside a step. That one of
+them waits for something that never comes is found from outside, by a probe that is not
+answered; then all ranks of the replica are told to write their stacks before they are
+killed. Costs a step two assignments and an idle rank a few wake-ups a minute.
 """
 
 import faulthandler
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +21,23 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 STUCK_EXIT_STATUS: Final = 70
+DUMP_SIGNAL: Final = signal.SIGUSR1
+
+
+def dump_on_signal(state: object) -> None:
+    """Write all stacks and `repr(state)` to the log whenever the signal comes.
+
+    The stacks come also from a thread that is stuck in native code; the state comes once
+    the main thread runs Python again, so not from there. May be called again. Only the
+    main thread may call it.
+    """
+
+    def say(*_: object) -> None:
+        logger.error("rank is given up", extra={"state": repr(state)})
+
+    faulthandler.unregister(DUMP_SIGNAL)
+    signal.signal(DUMP_SIGNAL, say)
+    faulthandler.register(DUMP_SIGNAL, all_threads=True, chain=True)
 
 
 def die_with_stacks() -> None:
