@@ -1,1 +1,24 @@
-"""worker service."""
+"""The worker: a group of lockstep ranks that serves one model.
+
+`python -m worker` runs it as a service. A program that wants outputs without a service, for
+batch jobs or reinforcement learning, uses the same ranks through `Engine`:
+
+    from worker import Engine, SamplingParams
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker.library import Engine, Output, Piece, SamplingParams
+
+__all__ = ["Engine", "Output", "Piece", "SamplingParams"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # Late, so that a rank that imports its own modules does not load the library.
+        if name in __all__:
+            from worker import library
+
+            return getattr(library, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

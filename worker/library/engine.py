@@ -1,0 +1,297 @@
+"""`Engine`: a worker group inside a program, without gRPC.
+
+Turns calls of any thread or event loop into runs and back; the work is done by ranks.
+"""
+
+import asyncio
+import os
+import queue
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+
+from radixmesh.blocks import unpack_ids
+from radixmesh.errors import InvalidRequest
+from radixmesh.models import resolve
+from worker.front.ask import GroupInfo
+from worker.library.host import Host
+from worker.library.options import make_settings
+from worker.library.prompts import Prompt, Read, read_prompts, sampling_of
+from worker.library.run import News, Output, Piece, Run, finish_reason
+from worker.library.sampling import SamplingParams, to_samplings
+from worker.library.text import Text
+from worker.request import GOES_ON, Sampling
+
+_T = TypeVar("_T")
+_NO_SAMPLING = Sampling(seed=0)
+
+
+class Options(TypedDict, total=False):
+    """What else a call may say of its prompts.
+
+    `cache_salt`: only prompts with the same salt share cache. `priority`: higher goes first.
+    `decode`: whether outputs get text; by default those of prompts that are text.
+    """
+
+    cache_salt: str
+    priority: int
+    decode: bool
+
+
+class Engine:
+    """A model that runs in rank processes of this program.
+
+        with Engine("smollm2", dp=2) as engine:
+            outputs = engine.generate(["The capital of France is"], SamplingParams(max_tokens=8))
+            print(outputs[0].text)
+
+    All methods may be called from any thread, and from inside a running event loop. The ranks
+    are gone when `close` returns, when the engine is collected, and when the program ends,
+    however it ends. A rank that dies is replaced, and what ran there goes on where it was.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        dp: int = 1,
+        pp: int = 1,
+        tp: int = 1,
+        dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto",
+        engine: Literal["torch", "fake"] = "torch",
+        **settings: Any,
+    ) -> None:
+        """Start the ranks and wait until all replicas are ready.
+
+        Args:
+            model: Hugging Face directory, or the name of a model converted before.
+            dp: Data-parallel replicas.
+            pp: Pipeline stages of a replica.
+            tp: Tensor-parallel ranks of a stage.
+            dtype: Number format.
+            engine: What computes.
+            settings: Further fields of `worker.settings.WorkerSettings`, by name.
+
+        Raises:
+            InvalidRequest: There is no such model or setting, or the ranks refuse them.
+            NoReplicaReady: The replicas were not ready within `startup_timeout_s`.
+        """
+        self._settings = make_settings(
+            model, dp=dp, pp=pp, tp=tp, dtype=dtype, engine=engine, **settings
+        )
+        model_dir = resolve(self._settings.model)
+        self._text = Text(model_dir)
+        self._host = Host(self._settings, model_dir)
+        # Runs when the engine is collected, and at the exit of the interpreter.
+        self._close = weakref.finalize(self, self._host.close)
+        try:
+            self._host.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        settings = self._settings
+        shape = f"dp={settings.dp}, pp={settings.pp}, tp={settings.tp}"
+        state = "open" if self._close.alive else "closed"
+        return f"<Engine {settings.served_name} {shape}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what runs, and the ranks. Does nothing when called again."""
+        self._close()
+
+    @property
+    def info(self) -> GroupInfo:
+        """What the group is: its limits, its vocabulary, its weight version."""
+        return self._host.info
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer of the model, for chat templates and the like.
+
+        Raises:
+            InvalidRequest: The model directory has none.
+        """
+        return self._text.tokenizer
+
+    # Outputs.
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raise_errors: bool = True,
+        on_output: Callable[[Output], None] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Output]:
+        """Generate outputs for any number of prompts; the group gets as many as it takes.
+
+        Args:
+            prompts: Texts, or ids (lists, arrays, numpy arrays).
+            sampling: For all prompts, or one for each.
+            raise_errors: Raise the first failure, and give up the rest. Otherwise failures
+                stay in `Output.error`.
+            on_output: Called in this thread with each output that is done, in no order.
+            options: See `Options`.
+
+        Returns:
+            Outputs in the order of the prompts, the choices of a prompt one after another.
+
+        Raises:
+            InvalidRequest: Arguments do not fit each other.
+            MeshError: A prompt failed, or the engine is closed.
+        """
+        finished: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        runs = self._runs(prompts, sampling, finished.put, options)
+        outputs: dict[int, Output] = {}
+        with self._under_way(runs):
+            for _ in runs:
+                run = finished.get()
+                outputs[run.slot] = self._output(run, options, raise_errors=raise_errors)
+                if on_output is not None:
+                    on_output(outputs[run.slot])
+        return [outputs[slot] for slot in range(len(runs))]
+
+    async def generate_async(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raise_errors: bool = True,
+        on_output: Callable[[Output], None] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Output]:
+        """Do as `generate` does, without blocking the caller's event loop.
+
+        Cancelling it gives up what runs.
+        """
+        finished: asyncio.Queue[Run] = asyncio.Queue()
+        put = _crossing(asyncio.get_running_loop(), finished.put_nowait)
+        runs = await asyncio.to_thread(self._runs, prompts, sampling, put, options)
+        outputs: dict[int, Output] = {}
+        with self._under_way(runs):
+            for _ in runs:
+                run = await finished.get()
+                outputs[run.slot] = self._output(run, options, raise_errors=raise_errors)
+                if on_output is not None:
+                    on_output(outputs[run.slot])
+        return [outputs[slot] for slot in range(len(runs))]
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield the output of one prompt as it comes.
+
+        Leaving the iteration (`aclose`) gives up the rest.
+
+        Raises:
+            InvalidRequest: `n` is not 1.
+            MeshError: The prompt failed, or the engine is closed.
+        """
+        news: asyncio.Queue[News | Run] = asyncio.Queue()
+        put = _crossing(asyncio.get_running_loop(), news.put_nowait)
+        runs = await asyncio.to_thread(self._runs, [prompt], sampling, put, options)
+        if len(runs) != 1:
+            raise InvalidRequest("a stream has one output", field="n")
+        [run] = runs
+        run.on_news = put
+        wanted = options.get("decode", run.is_text)
+        text = await asyncio.to_thread(self._text.stream) if wanted else None
+        with self._under_way(runs):
+            while isinstance(item := await news.get(), News):
+                last = item.finish != GOES_ON
+                ids = unpack_ids(item.ids).tolist()
+                yield Piece(
+                    ids=ids,
+                    text=text.step(ids, last=last) if text else "",
+                    logprobs=list(item.logprobs) if run.sampling.logprobs else [],
+                    tops=list(item.tops) if run.sampling.top_logprobs else [],
+                    finish_reason=finish_reason(item.finish),
+                    weight_version=item.weight_version,
+                )
+        if item.error is not None:
+            raise item.error
+
+    # Operation.
+
+    def flush_cache(self) -> int:
+        """Empty the prefix caches of all replicas. Returns how many blocks left them.
+
+        Raises:
+            GroupLost: A replica died meanwhile.
+            Draining: The engine is closed.
+        """
+        return self._host.call(lambda group: group.flush())
+
+    # Within.
+
+    @contextmanager
+    def _under_way(self, runs: Sequence[Run]) -> Iterator[None]:
+        self._host.begin(runs)
+        try:
+            yield
+        finally:
+            if not all(run.over for run in runs):
+                self._host.cancel(runs)
+
+    def _runs(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        put: Callable[[Any], None],
+        options: Options,
+    ) -> list[Run]:
+        reads = read_prompts(prompts, self._text)
+        runs: list[Run] = []
+        for at, (read, params) in enumerate(
+            zip(reads, sampling_of(sampling, len(reads)), strict=True)
+        ):
+            first: Run | None = None
+            for each in self._samplings(read, params):
+                run = Run(
+                    slot=len(runs),
+                    prompt_index=at,
+                    prompt=read.ids,
+                    sampling=each,
+                    is_text=read.is_text,
+                    cache_salt=options.get("cache_salt", ""),
+                    priority=options.get("priority", 0),
+                    on_end=put,
+                    first=first,
+                    error=read.error,
+                )
+                first = first or run
+                runs.append(run)
+        return runs
+
+    def _samplings(self, read: Read, params: SamplingParams) -> list[Sampling]:
+        if read.error is not None:
+            return [_NO_SAMPLING]
+        return to_samplings(params, room=self.info.max_model_len - read.length)
+
+    def _output(self, run: Run, options: Options, *, raise_errors: bool) -> Output:
+        if raise_errors and run.error is not None:
+            raise run.error
+        wanted = options.get("decode", run.is_text)
+        return run.output(self._text.decode(run.ids) if wanted else None)
+
+
+def _crossing(loop: asyncio.AbstractEventLoop, take: Callable[[_T], None]) -> Callable[[_T], None]:
+    """Return `take` for calls from another thread; a loop that is closed takes nothing."""
+
+    def put(item: _T) -> None:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(take, item)
+
+    return put
