@@ -1,4 +1,4 @@
-"""Finds and ends rank processes by their titles, among the children of one front only."""
+"""Finds and ends rank processes by their titles, among the descendants of one front only."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import psutil
 def ranks_of(front_pid: int, place: str = "") -> list[psutil.Process]:
     """The rank processes of a front; `place` as in `dp=0 pp=0 tp=1` narrows it."""
     found = []
-    for process in psutil.Process(front_pid).children():
+    for process in psutil.Process(front_pid).children(recursive=True):
         try:
             title = " ".join(process.cmdline())
         except psutil.Error:

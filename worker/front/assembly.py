@@ -5,7 +5,7 @@ Knows settings, replicas and their supervisors; knows neither gRPC nor who asks.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -52,10 +52,11 @@ async def running(
     Raises:
         CannotStart: The ranks refuse their configuration.
     """
-    launch = launch or RankLauncher(rank_config(settings, str(model_dir)))
+    launcher = RankLauncher(rank_config(settings, str(model_dir)))
+    launch = launch or launcher
     pace = Pace(startup_s=settings.startup_timeout_s)
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with aclosing(launcher), asyncio.TaskGroup() as tasks:
             alive = [
                 tasks.create_task(Supervisor(replica, group, launch, pace).run())
                 for replica in group.replicas

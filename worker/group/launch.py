@@ -1,11 +1,11 @@
-"""How a rank process is started: its configuration and its command line.
+"""How a rank process is started: what its starter and the fork server say to each other.
 
-The starter makes the sockets, passes the descriptors that the configuration
-names (`pass_fds`) and watches the process; see `front/supervisor.py`. Ranks die
-with their parent: by PR_SET_PDEATHSIG and by the end of their sockets.
+The starter makes the descriptors that a configuration names, hands both to the fork
+server (`forkserver.py`) and hears from it when the process ends. Plain data; opens
+and starts nothing.
 """
 
-import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,22 +13,110 @@ import msgspec
 from radixmesh.errors import InvalidRequest, NotSupported
 from worker.config import FakeConfig, RankConfig
 
-__all__ = ["REFUSALS", "FakeConfig", "RankConfig", "parse_config", "rank_command"]
+__all__ = [
+    "LOST",
+    "REFUSALS",
+    "Ended",
+    "FakeConfig",
+    "Kill",
+    "RankConfig",
+    "Start",
+    "Started",
+    "decode_answer",
+    "decode_order",
+    "descriptors",
+    "needs_meeting",
+    "with_descriptors",
+]
 
 # A rank that says one of these at its start would say so again, however often it is started.
 REFUSALS: Final = (InvalidRequest, NotSupported)
+# The status of a rank whose end nobody could see.
+LOST: Final = 1 << 16
 
 
-def rank_command(config: RankConfig) -> list[str]:
-    """Return the command line that runs this rank."""
-    argument = msgspec.json.encode(config).decode()
-    return [sys.executable, "-m", "worker.group.rank_main", argument]
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Start a rank. `number` names it from now on; the descriptors travel beside this."""
+
+    number: int
+    config: RankConfig
 
 
-def parse_config(argument: str) -> RankConfig:
-    """Read the configuration back.
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """Kill a rank; one that has ended is no error."""
+
+    number: int
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """A rank runs."""
+
+    number: int
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """A rank has ended: its exit status, or minus the signal that killed it."""
+
+    number: int
+    status: int
+
+
+_ORDERS: Final = msgspec.json.Decoder(Start | Kill)
+_ANSWERS: Final = msgspec.json.Decoder(Started | Ended)
+
+
+def decode_order(body: bytes) -> Start | Kill:
+    """Read what the fork server is told.
 
     Raises:
-        msgspec.ValidationError: It is not one.
+        msgspec.ValidationError: It is none.
     """
-    return msgspec.json.decode(argument, type=RankConfig)
+    return _ORDERS.decode(body)
+
+
+def decode_answer(body: bytes) -> Started | Ended:
+    """Read what the fork server says.
+
+    Raises:
+        msgspec.ValidationError: It is none.
+    """
+    return _ANSWERS.decode(body)
+
+
+def descriptors(config: RankConfig) -> list[int]:
+    """Return the descriptors that a configuration names, in the order in which they travel."""
+    named = (config.mailbox_fd, *config.broadcast_fds, config.tensor_fd, config.store_fd)
+    return [fd for fd in named if fd >= 0]
+
+
+def with_descriptors(config: RankConfig, fds: Sequence[int]) -> RankConfig:
+    """Return the configuration with the numbers that its descriptors have in another process.
+
+    Raises:
+        ValueError: There are not as many as it names.
+    """
+    if len(fds) != len(descriptors(config)):
+        raise ValueError(f"{len(fds)} descriptors came for {len(descriptors(config))}")
+    rest = iter(fds)
+
+    def renumbered(fd: int) -> int:
+        return next(rest) if fd >= 0 else fd
+
+    # Evaluated in the order of `descriptors`.
+    return msgspec.structs.replace(
+        config,
+        mailbox_fd=renumbered(config.mailbox_fd),
+        broadcast_fds=tuple(renumbered(fd) for fd in config.broadcast_fds),
+        tensor_fd=renumbered(config.tensor_fd),
+        store_fd=renumbered(config.store_fd),
+    )
+
+
+def needs_meeting(config: RankConfig) -> bool:
+    """Whether the ranks of a replica meet at a store: they talk by gloo, or pass tensors by it."""
+    if config.carrier == "gloo":
+        return True
+    return config.engine == "torch" and (
+        config.pp > 1 or (config.tp > 1 and config.tensors == "gloo")
+    )

@@ -1,17 +1,13 @@
-"""Entry of a rank process: `python -m worker.group.rank_main CONFIG`.
+"""What a rank process does, from its start to its end; `forkserver.py` makes the process.
 
 Builds the engine and what stands on it, says that it is ready, and turns until the
 front is gone. Whatever breaks it is told to the front as `Broken` and ends the
 process with a non-zero status; nothing is mended here, the front starts anew.
 """
 
-import ctypes
 import logging
-import signal
 import socket
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,48 +20,33 @@ from worker.config import RankConfig
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.group.carrier import Leaf, PeerLost, Root
-from worker.group.launch import REFUSALS, parse_config
+from worker.group.launch import REFUSALS
 from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.mailbox import FrontGone, Mailbox
 from worker.group.rank import Follower, Leader
 from worker.group.topology import Place
 from worker.group.turn import Turns
-from worker.group.watchdog import Watchdog
+from worker.group.watchdog import Watchdog, dump_on_signal
 from worker.kvcache.radix import PrefixCache
 from worker.request import Broken, Ready
 from worker.schedule.limits import Limits
 from worker.schedule.scheduler import Scheduler
 
-logger = logging.getLogger("worker.group.rank_main")  # not __main__
+logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG: Final = 1
 _HELLO: Final = msgspec.msgpack.Decoder(Ready | Broken)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a rank; return its exit status."""
+def run(config: RankConfig) -> int:
+    """Be this rank until the front is gone; return the exit status."""
     began = time.perf_counter()
-    arguments = sys.argv[1:] if argv is None else argv
-    config = parse_config(arguments[0])
     place = Place(config.dp_rank, config.pp_rank, config.tp_rank)
     setproctitle.setproctitle(config.title or f"radixmesh-worker rank {place}")
     setup_logging("worker", config.log_level)
-    # Ctrl-C reaches the whole terminal group; the front decides when ranks end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+    dump_on_signal("starting")
     if config.mailbox_fd < 0:
         return _follow(config, place, began)
     return _lead(config, place, began)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends.
-
-    Beyond Linux there is no such request, and a parent may have died before it: the
-    end of the sockets is the other half.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _lead(config: RankConfig, place: Place, began: float) -> int:
@@ -121,7 +102,9 @@ def _turns(config: RankConfig, engine: Engine) -> Turns:
     info = engine.info
     cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
     scheduler = Scheduler(Limits.of(config, info), cache)
-    return Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)
+    turns = Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)
+    dump_on_signal(turns)
+    return turns
 
 
 def _ready(config: RankConfig, engine: Engine, began: float) -> Ready:
@@ -164,7 +147,3 @@ def _report(mailbox: Mailbox, broken: Broken) -> int:
     except FrontGone:
         logger.info("front gone")
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

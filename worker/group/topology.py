@@ -20,17 +20,22 @@ class Place:
 class Topology:
     """`dp` replicas of `pp` stages of `tp` ranks. Numbers run tp fastest, then pp, then dp.
 
+    Each of `nnodes` hosts has the same number of consecutive tp ranks of every stage.
+
     Raises:
-        ValueError: A dimension is below 1.
+        ValueError: A dimension is below 1, or the tp ranks of a stage can't be shared evenly.
     """
 
     dp: int = 1
     pp: int = 1
     tp: int = 1
+    nnodes: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.dp, self.pp, self.tp) < 1:
+        if min(self.dp, self.pp, self.tp, self.nnodes) < 1:
             raise ValueError(f"every dimension is at least 1, got {self}")
+        if self.tp % self.nnodes:
+            raise ValueError(f"tp {self.tp} is not a multiple of nnodes {self.nnodes}")
 
     @property
     def replica_size(self) -> int:
@@ -73,3 +78,16 @@ class Topology:
         """Yield the places of one replica by number; the first is (0, 0)."""
         first = dp_rank * self.replica_size
         return (self.place(first + offset) for offset in range(self.replica_size))
+
+    def node(self, place: Place) -> int:
+        """Return the host that runs the rank at a place."""
+        return place.tp_rank * self.nnodes // self.tp
+
+    def device(self, place: Place) -> int:
+        """Return a rank's number among those of its host: which accelerator it takes."""
+        here = self.tp // self.nnodes
+        return (place.dp_rank * self.pp + place.pp_rank) * here + place.tp_rank % here
+
+    def share(self, dp_rank: int, node_rank: int) -> list[Place]:
+        """Return a host's places of one replica, by number."""
+        return [place for place in self.replica(dp_rank) if self.node(place) == node_rank]

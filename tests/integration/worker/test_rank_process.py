@@ -1,4 +1,4 @@
-"""Real rank processes, started by their command line, over inherited sockets."""
+"""Real rank processes, forked by a fork server, over inherited sockets."""
 
 import signal
 import socket
@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from radixmesh.blocks import Namespace, pack_ids, unpack_ids
+from tests.fakes.forks import Forks
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.rank_threads import FrontEnd
 from worker.config import FakeConfig, RankConfig
-from worker.group.launch import rank_command
 from worker.group.topology import Topology
 from worker.request import Add, Broken, Ready, Sampling, StepOutput
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 class Ranks:
     """Processes of one replica and the front's end of it."""
 
-    def __init__(self, base: RankConfig, last_faults: tuple[str, ...] = ()) -> None:
+    def __init__(self, forks: Forks, base: RankConfig, last_faults: tuple[str, ...] = ()) -> None:
         front, mailbox = socket.socketpair()
         topology = Topology(pp=base.pp, tp=base.tp)
         pairs = [socket.socketpair() for _ in range(topology.size - 1)]
@@ -42,26 +42,27 @@ class Ranks:
                 mailbox_fd=-1 if number else mailbox.fileno(),
                 broadcast_fds=tuple(sock.fileno() for sock in ours),
             )
-            fds = config.broadcast_fds + (() if number else (mailbox.fileno(),))
-            self.processes.append(subprocess.Popen(rank_command(config), pass_fds=fds))
+            self.processes.append(forks.fork(config))
         for sock in (mailbox, *(sock for pair in pairs for sock in pair)):
             sock.close()
 
     def close(self) -> list[int]:
         self.front.close()
-        try:
-            return [process.wait(10) for process in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
+        return [process.wait() for process in self.processes]
 
 
 Start = Callable[..., Ranks]
 
 
+@pytest.fixture(scope="module")
+def forks(model_dir: Path) -> Iterator[Forks]:
+    forks = Forks("fake", str(model_dir))
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def start(model_dir: Path) -> Iterator[Start]:
+def start(forks: Forks, model_dir: Path) -> Iterator[Start]:
     running: list[Ranks] = []
 
     def starter(*faults: str, last_faults: tuple[str, ...] = (), **values: int) -> Ranks:
@@ -69,7 +70,7 @@ def start(model_dir: Path) -> Iterator[Start]:
             RankConfig(model_dir=str(model_dir), engine="fake", fake=FakeConfig(faults=faults)),
             **values,
         )
-        running.append(Ranks(config, last_faults))
+        running.append(Ranks(forks, config, last_faults))
         return running[-1]
 
     yield starter
@@ -110,18 +111,18 @@ def test_rank_processes_serve_a_request_and_end_with_their_front(
 def test_a_killed_rank_0_is_the_end_of_its_socket_and_of_its_peers(start: Start) -> None:
     ranks = start(tp=2)
     assert isinstance(ranks.front.receive(), Ready)
-    ranks.processes[0].send_signal(signal.SIGKILL)
+    ranks.processes[0].kill()
     assert ranks.front.receive() is None
-    assert [process.wait(10) for process in ranks.processes] == [-signal.SIGKILL, 0]
+    assert [process.wait() for process in ranks.processes] == [-signal.SIGKILL, 0]
 
 
 def test_a_killed_follower_is_told_as_a_lost_group_at_the_next_step(start: Start) -> None:
     ranks = start(tp=2)
     assert isinstance(ranks.front.receive(), Ready)
-    ranks.processes[1].send_signal(signal.SIGKILL)
-    ranks.processes[1].wait(10)
+    ranks.processes[1].kill()
+    ranks.processes[1].wait()
     assert ask(ranks.front, [20, 21], 4) == []
-    assert ranks.processes[0].wait(10) == 1
+    assert ranks.processes[0].wait() == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_what_breaks_a_rank_is_the_last_that_the_front_hears(
     assert isinstance(message, Broken)
     assert message.reason == reason
     assert ranks.front.receive() is None
-    assert ranks.processes[0].wait(10) == 1
+    assert ranks.processes[0].wait() == 1
     ranks.processes[1].kill()
 
 
@@ -173,7 +174,7 @@ def test_a_stuck_step_ends_the_process(start: Start) -> None:
     ranks = start("hang@step=0", step_timeout_s=1)
     assert isinstance(ranks.front.receive(), Ready)
     assert ask(ranks.front, [20], 4) == []
-    assert ranks.processes[0].wait(10) == 70
+    assert ranks.processes[0].wait() == 70
 
 
 def test_a_poisoned_request_ends_the_process_without_a_word(start: Start) -> None:
@@ -181,11 +182,13 @@ def test_a_poisoned_request_ends_the_process_without_a_word(start: Start) -> Non
     assert isinstance(ranks.front.receive(), Ready)
     assert len(ask(ranks.front, [20, 21], 4)) == 4
     assert ask(ranks.front, [20, 77, 21], 4) == []
-    assert ranks.processes[0].wait(10) == 17
+    assert ranks.processes[0].wait() == 17
 
 
 def test_a_fake_rank_loads_no_torch() -> None:
-    script = "import sys, worker.group.rank_main, worker.engine.fake; print('torch' in sys.modules)"
+    script = (
+        "import sys, worker.group.forkserver, worker.engine.fake; print('torch' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", script]) == b"False\n"
 
 
@@ -195,8 +198,7 @@ def test_an_idle_rank_uses_no_cpu(start: Start) -> None:
     ask(ranks.front, [20, 21], 4)
     processes = [psutil.Process(process.pid) for process in ranks.processes]
     before = [sum(process.cpu_times()[:2]) for process in processes]
-    # The passing of time is what is measured here.
-    with pytest.raises(subprocess.TimeoutExpired):
-        ranks.processes[0].wait(1)
+    with pytest.raises(psutil.TimeoutExpired):
+        processes[0].wait(1)  # the passing of time is what is measured here
     after = [sum(process.cpu_times()[:2]) for process in processes]
     assert sum(after) - sum(before) <= 0.02

@@ -25,7 +25,28 @@ def test_tp_runs_fastest_and_a_replica_s_ranks_stand_together() -> None:
     assert [topology.number(place) for place in replica] == list(range(8, 16))
 
 
+@given(dp=SIZES, pp=SIZES, tp=SIZES, nnodes=SIZES)
+def test_hosts_share_every_stage_evenly_and_nothing_twice(
+    dp: int, pp: int, tp: int, nnodes: int
+) -> None:
+    topology = Topology(dp, pp, tp * nnodes, nnodes)
+    for dp_rank in range(dp):
+        shares = [topology.share(dp_rank, node_rank) for node_rank in range(nnodes)]
+        assert sorted(topology.number(place) for share in shares for place in share) == [
+            topology.number(place) for place in topology.replica(dp_rank)
+        ]
+        assert {len(share) for share in shares} == {pp * tp}
+        assert shares[0][0] == Place(dp_rank, 0, 0)
+
+
+def test_a_host_has_neighbouring_tp_ranks_of_every_stage() -> None:
+    share = Topology(dp=2, pp=2, tp=4, nnodes=2).share(1, 1)
+    assert share == [Place(1, 0, 2), Place(1, 0, 3), Place(1, 1, 2), Place(1, 1, 3)]
+
+
 def test_what_is_outside_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a multiple"):
+        Topology(tp=3, nnodes=2)
     with pytest.raises(ValueError, match="at least 1"):
         Topology(tp=0)
     with pytest.raises(ValueError, match="not in"):

@@ -1,0 +1,165 @@
+"""A host's share of one replica: its ranks with the descriptors that they need, and their ends.
+
+Knows topology, descriptors and processes; knows neither other hosts nor who asks.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from worker.group.launch import RankConfig
+from worker.group.topology import Place
+from worker.node.forks import ForkServer, RankProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One start of one replica.
+
+    Attributes:
+        dp_rank: Which replica.
+        incarnation: Which start of it.
+        store_host: Where its ranks meet; store_port: likewise, 0 where they need not.
+    """
+
+    dp_rank: int
+    incarnation: int
+    store_host: str = "127.0.0.1"
+    store_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wiring:
+    """What each rank of a share is given. Ours stays with the share."""
+
+    mailbox: int = -1
+    store: int = -1
+    tensors: Mapping[int, int] = field(default_factory=dict)
+    broadcast: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
+
+    def configure(self, base: RankConfig, place: Place, life: Life) -> RankConfig:
+        first = place.pp_rank == place.tp_rank == 0
+        return msgspec.structs.replace(
+            base,
+            dp_rank=place.dp_rank,
+            pp_rank=place.pp_rank,
+            tp_rank=place.tp_rank,
+            incarnation=life.incarnation,
+            store_host=life.store_host,
+            store_port=life.store_port,
+            mailbox_fd=self.mailbox if first else -1,
+            store_fd=self.store if first else -1,
+            tensor_fd=self.tensors.get(place.pp_rank, -1),
+            broadcast_fds=self.broadcast.get(place, ()),
+        )
+
+
+class Share:
+    """Running ranks of one replica on this host. `mailbox` is the front's end of rank (0, 0)'s."""
+
+    def __init__(
+        self, forks: ForkServer, ranks: Sequence[RankProcess], mailbox: socket.socket | None
+    ) -> None:
+        self.ranks = ranks
+        self.mailbox = mailbox
+        self._forks = forks
+
+    def __repr__(self) -> str:
+        return f"<Share of {len(self.ranks)} ranks>"
+
+    async def first_end(self) -> str:
+        """Wait until a rank ends; return which and how, for people."""
+        await asyncio.wait([rank.ended for rank in self.ranks], return_when=asyncio.FIRST_COMPLETED)
+        return "; ".join(rank.describe_end() for rank in self.ranks if rank.ended.done())
+
+    async def end(self, grace_s: float) -> None:
+        """Wait for the ranks to go by themselves, then kill what is left. All are reaped."""
+        try:
+            if grace_s > 0:
+                await asyncio.wait([rank.ended for rank in self.ranks], timeout=grace_s)
+        finally:
+            await self._forks.kill(self.ranks)
+
+
+async def start_share(
+    forks: ForkServer,
+    base: RankConfig,
+    places: Sequence[Place],
+    life: Life,
+    *,
+    store: socket.socket | None = None,
+) -> Share:
+    """Start a host's ranks of a replica and wait until their processes are there.
+
+    Args:
+        forks: Starts them.
+        base: What all ranks of this host share.
+        places: Of these ranks, by number.
+        life: Which start of which replica.
+        store: The listening socket of the place where the ranks meet; host 0 has one.
+
+    Raises:
+        OSError: A socket or a process could not be made; none is left.
+    """
+    with contextlib.ExitStack() as theirs:
+        ours, wiring = _wire(base, places, theirs)
+        if store is not None:
+            wiring = replace(wiring, store=store.fileno())
+        share = Share(forks, [], ours)
+        try:
+            share.ranks = [forks.fork(wiring.configure(base, place, life)) for place in places]
+            await _begun(share.ranks)
+        except BaseException:
+            if ours is not None:
+                ours.close()
+            await forks.kill(share.ranks)
+            raise
+        return share
+
+
+async def _begun(ranks: Sequence[RankProcess]) -> None:
+    for rank in ranks:
+        await asyncio.wait([rank.started, rank.ended], return_when=asyncio.FIRST_COMPLETED)
+        if not rank.started.done():
+            raise ConnectionError(rank.describe_end())
+
+
+def _wire(
+    base: RankConfig, places: Sequence[Place], theirs: contextlib.ExitStack
+) -> tuple[socket.socket | None, _Wiring]:
+    """Make the sockets and segments of a share; `theirs` closes what only ranks need."""
+    wiring = _Wiring(tensors=dict(_segments(base, places, theirs)))
+    if (places[0].pp_rank, places[0].tp_rank) != (0, 0):
+        return None, wiring
+    if base.carrier == "local":
+        wiring = replace(wiring, broadcast=_broadcast(places, theirs))
+    ours, mailbox = socket.socketpair()
+    theirs.enter_context(mailbox)
+    return ours, replace(wiring, mailbox=mailbox.fileno())
+
+
+def _broadcast(
+    places: Sequence[Place], theirs: contextlib.ExitStack
+) -> dict[Place, tuple[int, ...]]:
+    pairs = [socket.socketpair() for _ in places[1:]]
+    for sock in (sock for pair in pairs for sock in pair):
+        theirs.enter_context(sock)
+    roots = tuple(root.fileno() for root, _ in pairs)
+    leaves = ((leaf.fileno(),) for _, leaf in pairs)
+    return dict(zip(places, (roots, *leaves), strict=True))
+
+
+def _segments(
+    base: RankConfig, places: Sequence[Place], theirs: contextlib.ExitStack
+) -> Iterator[tuple[int, int]]:
+    if base.tensors != "shm" or base.tp == 1 or base.engine != "torch":
+        return
+    for stage in sorted({place.pp_rank for place in places}):
+        fd = os.memfd_create(f"radixmesh-stage-{stage}")
+        theirs.callback(os.close, fd)
+        yield stage, fd
