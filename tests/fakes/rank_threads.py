@@ -23,12 +23,9 @@ from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.mailbox import Mailbox
 from worker.group.rank import Follower, Leader
 from worker.group.topology import Topology
-from worker.group.turn import Turns
+from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog
-from worker.kvcache.radix import PrefixCache
 from worker.request import Inbound, Outbound, StepOutput
-from worker.schedule.limits import Limits
-from worker.schedule.scheduler import Scheduler
 
 _OUTBOUND: Final = msgspec.msgpack.Decoder(Outbound)
 
@@ -144,6 +141,4 @@ def _turns(config: RankConfig) -> Turns:
     vocabulary = Vocabulary(ordinary=ORDINARY, size=40, eos_ids=(EOS_ID,), max_model_len=128)
     faults = parse_faults(config.fake.faults, config)
     engine = reserved(FakeEngine(vocabulary, info, config.fake, faults))
-    cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
-    scheduler = Scheduler(Limits.of(config, info), cache)
-    return Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)
+    return make_turns(config, engine)

@@ -38,10 +38,20 @@ class PlanDigest:
                     row.blocks[-1],
                     row.sampled,
                     row.output_position,
+                    row.future + 1,
                 )
             )
             ids.extend(row.ids)
+            if row.history is not None:
+                # Its ids were folded when they were computed or drawn.
+                numbers.append(len(row.history))
+            if row.targets is not None:
+                ids.extend(row.targets)
         return self._fold(numbers, ids)
+
+    def fold_inputs(self, raw: bytes) -> None:
+        """Take the inputs of a step, encoded: what they ask for shows in no row."""
+        self.value = xxhash.xxh3_64_intdigest(raw, self.value)
 
     def fold_result(self, result: StepResult) -> int:
         """Take the ids that a step drew; return the digest."""

@@ -8,14 +8,19 @@ and compare the digests between planning and launching.
 
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
-from radixmesh.errors import RankDesync
+import msgspec
+
+from radixmesh.errors import InvalidRequest, RankDesync
+from worker.config import RankConfig
 from worker.engine.engine import Engine, StepPlan
 from worker.group.digest import PlanDigest
 from worker.group.record import StepRecord
 from worker.kvcache.radix import PrefixCache
-from worker.request import StepOutput
-from worker.schedule.scheduler import Scheduler
+from worker.request import Answer, StepOutput, Weights
+from worker.schedule.limits import Limits
+from worker.schedule.scheduler import Input, Scheduler
 
 
 class Turns:
@@ -63,7 +68,12 @@ class Turns:
             raise RankDesync(f"got step {record.step}, expected {self.step}")
         if record.digest != self.digest:
             raise RankDesync(f"this rank and rank 0 differ before step {record.step}")
-        self._scheduler.apply(record.inputs, now_us=record.now_us)
+        if record.inputs:
+            if self._compared:
+                self._digest.fold_inputs(msgspec.msgpack.encode(record.inputs))
+            self._apply(record)
+        else:
+            self._scheduler.apply((), now_us=record.now_us)
         plan = self._scheduler.plan(record.step)
         # A replica that has requests and computes nothing would turn for ever.
         going = plan.rows or self._under_way or self._scheduler.idle
@@ -82,9 +92,43 @@ class Turns:
         self.step += 1
         return self._scheduler.take_output(plan.step)
 
+    def _apply(self, record: StepRecord) -> None:
+        inputs: list[Input] = []
+        for item in record.inputs:
+            if isinstance(item, Weights):
+                # What stands before it in the record takes effect before it.
+                self._scheduler.apply(inputs, now_us=record.now_us)
+                inputs = []
+                self._load_weights(item)
+            else:
+                inputs.append(item)
+        self._scheduler.apply(inputs, now_us=record.now_us)
+
+    def _load_weights(self, weights: Weights) -> None:
+        while self._under_way:
+            self._commit_oldest()
+        try:
+            self._engine.update_weights(Path(weights.folder))
+        except InvalidRequest as error:
+            answer = Answer(weights.token, reason=error.reason, message=error.message)
+        else:
+            self._scheduler.recompute()
+            answer = Answer(weights.token)
+        self._scheduler.answer(answer)
+
     def _commit_oldest(self) -> None:
         oldest = self._under_way.popleft()
         result = self._engine.collect()
         self._scheduler.commit(oldest, result)
         if self._compared:
             self._digest.fold_result(result)
+
+
+def make_turns(config: RankConfig, engine: Engine) -> Turns:
+    """Return the state of one rank on an engine that has its KV cache."""
+    info = engine.info
+    cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
+    futures = config.overlap and config.pp == 1
+    scheduler = Scheduler(Limits.of(config, info), cache, depth=config.depth, futures=futures)
+    compared = config.pp * config.tp > 1
+    return Turns(engine, scheduler, cache, compared=compared, depth=config.depth)

@@ -23,6 +23,7 @@ class Chain:
     Attributes:
         path: Cached blocks that it uses, from the first on.
         table: All its blocks; `table[i]` holds positions `i * block_tokens` and following.
+            Never changed in place but replaced, so a plan may keep it without a copy.
         private: Whether its further blocks stay its own: one of them could not be stored.
     """
 
@@ -41,6 +42,13 @@ class Chain:
     def tip(self) -> Node:
         """The deepest cached node of it."""
         return self.path[-1] if self.path else self.root
+
+    def stores_next(self, keyed: KeyedIds) -> int:
+        """Return the key that it stores once the block is computed; 0 when there is none."""
+        index = len(self.path)
+        if self.private or index >= len(keyed.keys) or not self.tip.cached:
+            return 0
+        return keyed.keys[index]
 
 
 class PrefixCache:
@@ -91,6 +99,22 @@ class PrefixCache:
         root = self._roots.get(keyed.namespace)
         return 0 if root is None else sum(1 for _ in self._walk(root, keyed, max_blocks))
 
+    def probed_blocks(self, keyed: KeyedIds, max_blocks: int) -> int:
+        """How many leading blocks are cached, judged by their keys alone. Changes nothing.
+
+        Takes a few look-ups whatever the length: a block's ancestors are cached with it.
+        A collision of keys makes it wrong, so it serves to order and to wait, never to reuse.
+        """
+        keys, nodes = keyed.keys, self._nodes
+        low, high = 0, min(max_blocks, len(keys))
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in nodes:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def open(self, keyed: KeyedIds, max_blocks: int) -> Chain:
         """Begin a chain with the longest cached prefix of at most `max_blocks` blocks.
 
@@ -121,7 +145,7 @@ class PrefixCache:
             return False
         while self._pool.free < missing:
             self._evict_one()
-        chain.table += self._pool.take(missing)
+        chain.table = chain.table + self._pool.take(missing)
         return True
 
     def store(self, chain: Chain, keyed: KeyedIds, computed_tokens: int) -> None:
@@ -130,8 +154,13 @@ class PrefixCache:
         A block that another chain has stored meanwhile is used instead of the own one.
         """
         full = computed_tokens // self.block_tokens
+        if len(chain.path) >= full or chain.private:
+            return
+        table = list(chain.table)
         while len(chain.path) < full and not chain.private:
-            self._store_next(chain, keyed)
+            self._store_next(chain, keyed, table)
+        if table != chain.table:
+            chain.table = table
 
     def close(self, chain: Chain) -> None:
         """End a chain: cached blocks stay for others, its own ones are free again."""
@@ -181,7 +210,7 @@ class PrefixCache:
         # Parents are compared as objects: by induction the whole prefix and namespace agree.
         return node.parent is parent and node.ids == keyed.block(index)
 
-    def _store_next(self, chain: Chain, keyed: KeyedIds) -> None:
+    def _store_next(self, chain: Chain, keyed: KeyedIds, table: list[int]) -> None:
         index = len(chain.path)
         key = keyed.keys[index]
         parent = chain.tip
@@ -190,10 +219,10 @@ class PrefixCache:
         if not parent.cached or key == 0:
             chain.private = True
         elif known is None:
-            chain.path.append(self._insert(parent, key, keyed, index, chain.table[index]))
+            chain.path.append(self._insert(parent, key, keyed, index, table[index]))
         elif self._same(known, parent, keyed, index):
-            self._pool.give([chain.table[index]])
-            chain.table[index] = known.block
+            self._pool.give([table[index]])
+            table[index] = known.block
             self._acquire(known)
             chain.path.append(known)
         else:

@@ -7,6 +7,11 @@ from worker.schedule.limits import Limits
 
 _MAX_SEED = (1 << 64) - 1
 _MAX_TEMPERATURE = 100.0
+_MAX_PENALTY = 2.0
+_MAX_REPETITION = 100.0
+_MAX_BIAS = 100.0
+_MAX_BIASES = 1024
+_MAX_TOP_LOGPROBS = 20
 
 
 def check(add: Add, limits: Limits) -> None:
@@ -56,11 +61,19 @@ def _sampling_fault(sampling: Sampling, limits: Limits) -> MeshError | None:
         ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_tokens),
         # Something must be left to draw while ends are banned.
         ("stop_token_ids", len(ends) <= max(2, limits.vocab_size // 2)),
+        ("top_logprobs", 0 <= sampling.top_logprobs <= _MAX_TOP_LOGPROBS),
+        ("presence_penalty", abs(sampling.presence_penalty) <= _MAX_PENALTY),
+        ("frequency_penalty", abs(sampling.frequency_penalty) <= _MAX_PENALTY),
+        ("repetition_penalty", 0.0 < sampling.repetition_penalty <= _MAX_REPETITION),
+        ("logit_bias", len(sampling.logit_bias) <= _MAX_BIASES),
+        ("logit_bias", all(abs(value) <= _MAX_BIAS for _, value in sampling.logit_bias)),
     )
     for field, holds in ranges:
         if not holds:
             return BadSampling(f"{field} is out of range", field=field)
-    outside = [end for end in sampling.stop_ids if not 0 <= end < limits.vocab_size]
-    if outside:
-        return UnknownToken(f"id {outside[0]} is outside the vocabulary", field="stop_token_ids")
+    biased = tuple(token_id for token_id, _ in sampling.logit_bias)
+    for field, ids in (("stop_token_ids", sampling.stop_ids), ("logit_bias", biased)):
+        outside = [one for one in ids if not 0 <= one < limits.vocab_size]
+        if outside:
+            return UnknownToken(f"id {outside[0]} is outside the vocabulary", field=field)
     return None

@@ -17,6 +17,8 @@ class Limits:
             decoding cannot starve a prefill.
         max_waiting: Requests queued beyond those.
         max_batched_tokens: Ids computed in one step.
+        prefix_first: Whether the longest cached prefix goes first, and not the first comer.
+        ageing_us: Who has waited so long goes before all who have not.
     """
 
     max_model_len: int
@@ -25,6 +27,8 @@ class Limits:
     max_batched_tokens: int
     vocab_size: int
     eos_ids: frozenset[int]
+    prefix_first: bool = True
+    ageing_us: int = 1_000_000
 
     @classmethod
     def of(cls, config: RankConfig, info: EngineInfo) -> "Limits":
@@ -37,4 +41,6 @@ class Limits:
             max_batched_tokens=max(1, config.max_batched_tokens),
             vocab_size=info.vocab_size,
             eos_ids=frozenset(info.eos_ids),
+            prefix_first=config.order == "lpm",
+            ageing_us=config.ageing_ms * 1000,
         )

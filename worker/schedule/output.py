@@ -4,7 +4,18 @@ from array import array
 
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import MeshError
-from worker.request import Answer, CacheChange, CacheDigest, Failed, LoadReport, Started, StepOutput
+from worker.request import (
+    Answer,
+    CacheChange,
+    CacheDigest,
+    Failed,
+    LoadReport,
+    PromptScores,
+    Started,
+    StepOutput,
+    Tops,
+)
+from worker.schedule.draws import Draw, part_of
 
 
 class OutputColumns:
@@ -23,6 +34,8 @@ class OutputColumns:
         self._token_ids: array[int] = array("I")
         self._logprobs: list[float] = []
         self._with_logprobs = False
+        self._tops = Tops(counts=[], ids=[], logprobs=[])
+        self._prompt_scores: list[PromptScores] = []
         self._failed: list[Failed] = []
         self._answers: list[Answer] = []
 
@@ -34,15 +47,25 @@ class OutputColumns:
         """The request's prefill began."""
         self._started.append(Started(request_id, cached_tokens, waited_us))
 
-    def token(self, request_id: int, position: int, token_id: int, finish: int) -> None:
-        """One id was drawn; its logprob follows by `logprob`."""
+    def token(
+        self, request_id: int, position: int, draw: Draw, finish: int, *, asked: bool
+    ) -> None:
+        """One id was drawn; `asked` says whether its logprob is wanted."""
         self._entry(request_id, position, 1, finish)
-        self._token_ids.append(token_id)
-
-    def logprob(self, value: float, *, asked: bool) -> None:
-        """The logprob of the last id; NaN when nobody asked."""
-        self._logprobs.append(value)
+        self._token_ids.append(draw.token_id)
+        self._logprobs.append(draw.logprob)
         self._with_logprobs |= asked
+        self._tops.counts.append(len(draw.top_ids))
+        self._tops.ids.extend(draw.top_ids)
+        self._tops.logprobs.extend(draw.top_logprobs)
+
+    def prompt_scores(
+        self, request_id: int, position: int, logprobs: list[float], tops: Tops, *, skip: int
+    ) -> None:
+        """Logprobs of the prompt ids from `position` on, of which the first `skip` are known."""
+        self._prompt_scores.append(
+            PromptScores(request_id, position + skip, logprobs[skip:], part_of(tops, skip))
+        )
 
     def finish_at_once(self, request_id: int, position: int, finish: int) -> None:
         """The journal of a request is its whole output: it ends without a further id."""
@@ -75,6 +98,8 @@ class OutputColumns:
             digest=digest,
             load=load,
             answers=self._answers,
+            tops=self._tops if self._tops.ids else Tops(),
+            prompt_scores=self._prompt_scores,
         )
         self._reset()
         return output
@@ -95,4 +120,5 @@ def says_something(output: StepOutput) -> bool:
         or output.failed
         or output.changes
         or output.answers
+        or output.prompt_scores
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from worker.engine.engine import Row
 from worker.kvcache.radix import Chain, PrefixCache
 from worker.schedule.ordered import Ordered
 from worker.schedule.sequence import Sequence
@@ -26,93 +25,108 @@ class RunningBatch:
         return iter(self._members)
 
     @property
+    def full(self) -> bool:
+        """Whether there is no place for one more."""
+        return len(self) >= self._limit
+
+    @property
+    def last(self) -> Sequence | None:
+        """Who gives way first: of the lowest priority the latest."""
+        return self._members.last
+
+    @property
     def uncached_tokens(self) -> int:
         """Ids that prefills have still to compute."""
-        return sum(one.remaining for one in self._members if one.remaining > 1)
+        total = 0
+        for one in self._members:
+            remaining = one.remaining
+            if remaining > 1:
+                total += remaining
+        return total
 
     def join(self, sequence: Sequence) -> bool:
         """Admit it with blocks for all its known ids, or change nothing.
 
-        The longest cached prefix is reused, but one id is left to compute. Blocks must
-        also suffice for one more of each running request, or it would be retracted at
-        once, again and again. With nobody running everything that `check` let in fits.
+        The longest cached prefix is reused, as far as the request may. Blocks must also
+        suffice for one more of each running request, or it would be retracted at once,
+        again and again. With nobody running everything that `check` let in fits.
         """
-        if len(self) >= self._limit:
+        if self.full:
             return False
         cache = self._cache
-        chain = cache.open(sequence.keyed, (len(sequence) - 1) // cache.block_tokens)
+        chain = cache.open(sequence.keyed, sequence.reusable_blocks)
         wanted = cache.blocks_for(len(sequence))
         if wanted - len(chain.table) + len(self) > cache.available:
             cache.close(chain)
             return False
         cache.grow(chain, wanted)
         sequence.chain = chain
-        sequence.computed = len(chain.path) * cache.block_tokens
+        sequence.computed = sequence.planned = len(chain.path) * cache.block_tokens
+        sequence.residence += 1
         self._members.push(sequence)
         return True
 
+    def fits_without_lower(self, sequence: Sequence) -> bool:
+        """Whether it could join if all of lower priority were gone.
+
+        Blocks that those share count twice, so the answer may be too hopeful, never the
+        other way.
+        """
+        urgency = sequence.order[0]
+        lower = [one for one in self._members if one.order[0] > urgency]
+        freed = sum(len(chain_of(one).table) for one in lower)
+        cached = self._cache.probed_blocks(sequence.keyed, sequence.reusable_blocks)
+        wanted = self._cache.blocks_for(len(sequence)) - cached + len(self) - len(lower)
+        return bool(lower) and wanted <= self._cache.available + freed
+
     def leave(self, sequence: Sequence) -> None:
-        """End its use of blocks; full computed ones stay cached for the next turn."""
-        self._cache.close(_chain(sequence))
+        """End its use of blocks; full computed ones stay cached for the next turn.
+
+        What steps under way compute and draw for it is no longer its own.
+        """
+        self._cache.close(chain_of(sequence))
         sequence.chain = None
-        sequence.computed = 0
+        sequence.computed = sequence.planned = sequence.pending = 0
         self._members.remove(sequence)
 
     def make_room(self) -> list[Sequence]:
-        """Give each decoding request the block of its next id.
+        """Give each request the blocks of its known and pending ids.
 
         Returns:
             The requests that had to leave for it, the last in order first. The first in
             order never leaves: alone it always fits.
         """
         retracted: list[Sequence] = []
+        block_tokens = self._cache.block_tokens
         for sequence in list(self._members):
-            while sequence.chain is not None and not self._has_room(sequence):
-                victim = self._members.last
-                assert victim is not None, "a running request is not among the running"
-                assert len(self) > 1, "the last running request has no room"
-                self.leave(victim)
-                retracted.append(victim)
+            chain = sequence.chain
+            length = len(sequence.keyed.ids) + sequence.pending
+            if chain is not None and length > len(chain.table) * block_tokens:
+                self._make_room_for(sequence, retracted)
         return retracted
-
-    def decode_rows(self) -> list[Row]:
-        """One row for each request whose last id alone is not computed."""
-        return [self._row(one, 1) for one in self._members if one.remaining == 1]
-
-    def prefill_rows(self, budget: int) -> list[Row]:
-        """The next chunks of the prefills, first in order first, at most `budget` ids."""
-        rows = []
-        for sequence in self._members:
-            if sequence.remaining > 1 and budget > 0:
-                row = self._row(sequence, min(sequence.remaining, budget))
-                budget -= len(row.ids)
-                rows.append(row)
-        return rows
 
     def computed(self, sequence: Sequence, count: int) -> None:
         """Note that the KV of `count` more ids is there; full blocks go into the cache."""
         sequence.computed += count
-        self._cache.store(_chain(sequence), sequence.keyed, sequence.computed)
+        self._cache.store(chain_of(sequence), sequence.keyed, sequence.computed)
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        return self._cache.grow(_chain(sequence), self._cache.blocks_for(len(sequence)))
+    def keys_under_way(self) -> set[int]:
+        """Return the key of the next block that each running request puts into the cache."""
+        return {chain_of(one).stores_next(one.keyed) for one in self._members} - {0}
 
-    @staticmethod
-    def _row(sequence: Sequence, count: int) -> Row:
-        start = sequence.computed
-        return Row(
-            request_id=sequence.request_id,
-            ids=sequence.keyed.ids[start : start + count],
-            start=start,
-            # A copy: the chain may swap a block for an equal one before an engine looks.
-            blocks=list(_chain(sequence).table),
-            sampled=start + count == len(sequence),
-            output_position=sequence.output_tokens,
-            sampling=sequence.sampling,
-            banned=sequence.banned,
-        )
+    def _make_room_for(self, sequence: Sequence, retracted: list[Sequence]) -> None:
+        if not sequence.goes_on:
+            return  # Its pending id is its last, and is never computed.
+        wanted = self._cache.blocks_for(len(sequence) + sequence.pending)
+        while sequence.chain is not None and not self._cache.grow(sequence.chain, wanted):
+            victim = self._members.last
+            assert victim is not None, "a running request is not among the running"
+            assert len(self) > 1, "the last running request has no room"
+            self.leave(victim)
+            retracted.append(victim)
 
 
-def _chain(sequence: Sequence) -> Chain:
+def chain_of(sequence: Sequence) -> Chain:
+    """Return the blocks of a running request."""
     assert sequence.chain is not None, "a request without blocks is not running"
     return sequence.chain
