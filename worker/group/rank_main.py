@@ -25,12 +25,9 @@ from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.mailbox import FrontGone, Mailbox
 from worker.group.rank import Follower, Leader
 from worker.group.topology import Place
-from worker.group.turn import Turns
+from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog, dump_on_signal
-from worker.kvcache.radix import PrefixCache
 from worker.request import Broken, Ready
-from worker.schedule.limits import Limits
-from worker.schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +96,7 @@ def _follow(config: RankConfig, place: Place, began: float) -> int:
 
 
 def _turns(config: RankConfig, engine: Engine) -> Turns:
-    info = engine.info
-    cache = PrefixCache(block_count=info.kv_blocks, block_tokens=info.block_tokens)
-    scheduler = Scheduler(Limits.of(config, info), cache)
-    turns = Turns(engine, scheduler, cache, compared=config.pp * config.tp > 1)
+    turns = make_turns(config, engine)
     dump_on_signal(turns)
     return turns
 
