@@ -41,6 +41,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting: Requests queued beyond those before QUEUE_FULL.
         max_batched_tokens: Ids computed in one step.
         threads: CPU threads of this rank; 0 means what the library takes.
+        device: Which accelerator of this host, modulo their number; unused on the CPU.
         dtype: `auto`, or torch's name of one.
         order: `lpm` (the longest cached prefix goes first) or `fcfs`.
         ageing_ms: A request that has waited so long goes before any that has not.
@@ -80,6 +81,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024
     max_batched_tokens: int = 512
     threads: int = 0
+    device: int = 0
     dtype: str = "auto"
     fake: FakeConfig = FakeConfig()
     order: str = "lpm"

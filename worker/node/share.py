@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from worker.group.launch import RankConfig
-from worker.group.topology import Place
+from worker.group.topology import Place, Topology
 from worker.node.forks import ForkServer, RankProcess
 
 
@@ -42,7 +42,9 @@ class _Wiring:
     tensors: Mapping[int, int] = field(default_factory=dict)
     broadcast: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
 
-    def configure(self, base: RankConfig, place: Place, life: Life) -> RankConfig:
+    def configure(
+        self, base: RankConfig, place: Place, life: Life, topology: Topology
+    ) -> RankConfig:
         first = place.pp_rank == place.tp_rank == 0
         return msgspec.structs.replace(
             base,
@@ -50,6 +52,7 @@ class _Wiring:
             pp_rank=place.pp_rank,
             tp_rank=place.tp_rank,
             incarnation=life.incarnation,
+            device=topology.device(place),
             store_host=life.store_host,
             store_port=life.store_port,
             mailbox_fd=self.mailbox if first else -1,
@@ -106,13 +109,17 @@ async def start_share(
     Raises:
         OSError: A socket or a process could not be made; none is left.
     """
+    # Every host runs as many ranks of a replica as this one.
+    nnodes = base.pp * base.tp // len(places)
+    topology = Topology(base.dp, base.pp, base.tp, nnodes)
     with contextlib.ExitStack() as theirs:
         ours, wiring = _wire(base, places, theirs)
         if store is not None:
             wiring = replace(wiring, store=store.fileno())
         share = Share(forks, [], ours)
         try:
-            share.ranks = [forks.fork(wiring.configure(base, place, life)) for place in places]
+            configs = [wiring.configure(base, place, life, topology) for place in places]
+            share.ranks = [forks.fork(config) for config in configs]
             await _begun(share.ranks)
         except BaseException:
             if ours is not None:

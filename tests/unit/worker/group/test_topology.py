@@ -57,3 +57,19 @@ def test_what_is_outside_is_refused() -> None:
 
 def test_a_place_reads_like_a_process_title() -> None:
     assert str(Place(1, 2, 3)) == "dp=1 pp=2 tp=3"
+
+
+@given(dp=SIZES, pp=SIZES, here=SIZES, nnodes=SIZES)
+def test_the_ranks_of_a_host_number_its_devices_without_gaps(
+    dp: int, pp: int, here: int, nnodes: int
+) -> None:
+    topology = Topology(dp, pp, here * nnodes, nnodes)
+    places = [topology.place(number) for number in range(topology.size)]
+    for node in range(nnodes):
+        devices = [topology.device(place) for place in places if topology.node(place) == node]
+        assert devices == list(range(dp * pp * here))
+
+
+def test_replicas_and_stages_of_one_host_take_devices_of_their_own() -> None:
+    assert Topology(dp=2, pp=2, tp=4).device(Place(1, 0, 3)) == 11
+    assert Topology(dp=2, pp=2, tp=4, nnodes=2).device(Place(1, 0, 3)) == 5
