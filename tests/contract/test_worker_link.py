@@ -10,13 +10,23 @@ import pytest
 
 from radixmesh import errors
 from radixmesh.blocks import Namespace, pack_ids
-from radixmesh.common.v1.sampling_pb2 import SamplingParams
+from radixmesh.common.v1.sampling_pb2 import LogitBias, SamplingParams
 from radixmesh.models import tokenizer_fingerprint
-from radixmesh.worker.v1.worker_service_pb2 import Submit
+from radixmesh.worker.v1.worker_service_pb2 import PromptScores, Submit, Tops
 from tests.fakes.router_end import DOWN, UP, RouterEnd, attach
 from tests.fakes.scripted_ranks import Row, ScriptedLauncher, ScriptedRanks
 from tests.fakes.worker_front import run_front
-from worker.request import LENGTH, STOP_TOKEN, Answer, CacheChange, CacheDigest, Failed, Started
+from worker import request
+from worker.request import (
+    LENGTH,
+    STOP_TOKEN,
+    Answer,
+    CacheChange,
+    CacheDigest,
+    Failed,
+    Sampling,
+    Started,
+)
 
 
 @asynccontextmanager
@@ -74,6 +84,53 @@ async def test_a_request_goes_to_the_ranks_as_it_is_and_its_output_comes_back(
         assert (output.started.cached_tokens, output.started.waited_us) == (16, 250)
         assert output.finish == LENGTH
         assert not router.link.entries
+
+
+async def test_every_way_to_draw_reaches_the_ranks_and_unset_means_the_default(
+    model_dir: Path,
+) -> None:
+    asked = SamplingParams(
+        seed=1, max_tokens=3, top_p=0.5, top_k=4, min_p=0.25, min_tokens=2, stop_token_ids=[7],
+        ignore_eos=True, logprobs=True, top_logprobs=5, prompt_logprobs=True,
+        repetition_penalty=1.25, presence_penalty=-0.5, frequency_penalty=0.75,
+        logit_bias=[LogitBias(token_id=8, bias=-100), LogitBias(token_id=9, bias=0.5)],
+    )  # fmt: skip
+    async with group(model_dir) as ([router], [ranks]):
+        for number, sampling in enumerate((asked, SamplingParams(seed=1, max_tokens=3)), 1):
+            submit = Submit(entry_id=number, prompt_ids=pack_ids([5]), choice=6, sampling=sampling)
+            router.send(submit)
+        full, plain = await ranks.adds(2)
+    assert full.sampling == Sampling(
+        seed=1, choice=6, max_tokens=3, top_p=0.5, top_k=4, min_p=0.25, min_tokens=2,
+        stop_ids=(7,), ignore_eos=True, logprobs=True, top_logprobs=5, prompt_logprobs=True,
+        repetition_penalty=1.25, presence_penalty=-0.5, frequency_penalty=0.75,
+        logit_bias=((8, -100.0), (9, 0.5)),
+    )  # fmt: skip
+    assert plain.sampling == Sampling(seed=1, choice=6, max_tokens=3)
+
+
+async def test_scores_go_to_the_router_that_asked_under_its_own_numbers(model_dir: Path) -> None:
+    async with group(model_dir, routers=2) as ([one, other], [ranks]):
+        other.submit([9])  # so that the two number their entries apart
+        first, second = one.submit([5, 6]), other.submit([50])
+        adds = {add.prompt: add.request_id for add in await ranks.adds(3)}
+        mine, theirs = adds[pack_ids([5, 6])], adds[pack_ids([50])]
+        ranks.step(
+            [Row(theirs, 0, [7], LENGTH), Row(mine, 0, [8], LENGTH)],
+            logprobs=[float("nan"), -0.5],
+            tops=request.Tops([0, 2], [8, 3], [-0.5, -2.0]),
+            prompt_scores=[request.PromptScores(mine, 1, [-0.25], request.Tops())],
+        )
+        assert await first.result() == [8]
+        assert await second.result() == [7]
+    assert list(one.last_step.logprobs) == [-0.5]
+    assert one.last_step.tops == Tops(counts=[2], token_ids=[8, 3], logprobs=[-0.5, -2.0])
+    assert list(one.last_step.prompt_scores) == [
+        PromptScores(entry_id=first.entry_id, position=1, logprobs=[-0.25])
+    ]
+    assert not other.last_step.HasField("tops")
+    assert not other.last_step.logprobs
+    assert not other.last_step.prompt_scores
 
 
 async def test_one_step_is_one_item_for_each_router_with_its_own_entries_only(

@@ -18,7 +18,7 @@ from radixmesh.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.fakes.router_end import attach
 from tests.fakes.scripted_ranks import Row, ScriptedLauncher, ScriptedRanks
 from tests.fakes.worker_front import run_front
-from worker.request import LENGTH, Answer, CacheChange, Started
+from worker.request import LENGTH, Answer, CacheChange, PromptScores, Started, Tops
 
 if TYPE_CHECKING:  # the asyncio form of a stub is known to type checkers only
     from radixmesh.worker.v1.worker_service_pb2_grpc import WorkerServiceAsyncStub
@@ -55,6 +55,38 @@ async def test_generate_streams_ids_and_ends_with_reason_and_usage(model_dir: Pa
         assert last.finish_reason == LENGTH
         usage = last.usage
         assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (3, 2, 3)
+
+
+async def test_scores_come_with_the_ids_that_they_are_about(model_dir: Path) -> None:
+    sampling = SamplingParams(logprobs=True, top_logprobs=2, prompt_logprobs=True)
+    async with group(model_dir) as (stub, ranks):
+        call = stub.Generate(pb.GenerateRequest(prompt_ids=[5, 6, 7], sampling=sampling))
+        [add] = await ranks.adds(1)
+        assert add.sampling.top_logprobs == 2
+        assert add.sampling.prompt_logprobs
+        prompt = Tops([2, 1], [6, 9, 7], [-0.5, -0.75, -0.25])
+        ranks.step(prompt_scores=[PromptScores(add.request_id, 1, [-0.5, -0.25], prompt)])
+        scores = await call.read()
+        assert isinstance(scores, pb.GenerateResponse)
+        assert scores == pb.GenerateResponse(
+            prompt_scores=[
+                pb.PromptScores(
+                    position=1,
+                    logprobs=[-0.5, -0.25],
+                    tops=pb.Tops(counts=[2, 1], token_ids=[6, 9, 7], logprobs=[-0.5, -0.75, -0.25]),
+                )
+            ]
+        )
+        ranks.step(
+            [Row(add.request_id, 0, [10], LENGTH)],
+            logprobs=[-1.5],
+            tops=Tops([2], [11, 10], [-1.0, -1.5]),
+        )
+        last = await call.read()
+        assert isinstance(last, pb.GenerateResponse)
+        assert list(last.logprobs) == [-1.5]
+        assert last.tops == pb.Tops(counts=[2], token_ids=[11, 10], logprobs=[-1.0, -1.5])
+        assert not last.prompt_scores
 
 
 async def test_a_client_that_leaves_frees_its_request(model_dir: Path) -> None:

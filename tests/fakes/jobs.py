@@ -5,7 +5,14 @@ from collections.abc import Iterable
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import MeshError
 from worker.front.jobs import Job, Owner, Share
-from worker.request import CacheDigest, LoadReport, Started, StepOutput
+from worker.request import (
+    CacheDigest,
+    LoadReport,
+    PromptScores,
+    Started,
+    StepOutput,
+    Tops,
+)
 
 
 class Nobody:
@@ -36,6 +43,8 @@ def step(
     accepted: list[int] | None = None,
     started: list[Started] | None = None,
     logprobs: list[float] | None = None,
+    tops: Tops | None = None,
+    prompt_scores: list[PromptScores] | None = None,
 ) -> StepOutput:
     rows = list(rows)
     return StepOutput(
@@ -52,4 +61,6 @@ def step(
         changes=[],
         digest=CacheDigest(0, 0),
         load=LoadReport(0, 0, 0, 0, 0.0, 0.0, 0),
+        tops=tops or Tops(),
+        prompt_scores=prompt_scores or [],
     )

@@ -92,6 +92,7 @@ class RouterEnd:
         self.frames = 0
         self.step_frames = 0
         self.strays = 0
+        self.last_step = Step()
         self._news = asyncio.Event()
 
     # Listener.
@@ -132,6 +133,7 @@ class RouterEnd:
                 entries[started.entry_id].started = started
         for step in frame.steps:
             self.step_frames += 1
+            self.last_step = step
             self._take_step(step)
 
     def _take_step(self, step: Step) -> None:

@@ -27,9 +27,11 @@ from worker.request import (
     Inbound,
     LoadReport,
     Outbound,
+    PromptScores,
     Ready,
     Started,
     StepOutput,
+    Tops,
 )
 
 Message = TypeVar("Message", Add, Cancel, Flush)
@@ -103,6 +105,9 @@ class ScriptedRanks:
         answers: Sequence[Answer] = (),
         load: LoadReport | None = None,
         digest: CacheDigest | None = None,
+        logprobs: Sequence[float] = (),
+        tops: Tops | None = None,
+        prompt_scores: Sequence[PromptScores] = (),
     ) -> None:
         """Report a step; load and digest are what they should be unless given."""
         for change in changes:
@@ -120,12 +125,14 @@ class ScriptedRanks:
                 counts=[len(row.ids) for row in rows],
                 finishes=[row.finish for row in rows],
                 token_ids=pack_ids(token for row in rows for token in row.ids),
-                logprobs=[],
+                logprobs=list(logprobs),
                 failed=list(failed),
                 changes=list(changes),
                 digest=digest or self.digest,
                 load=load or self.load(),
                 answers=list(answers),
+                tops=tops or Tops(),
+                prompt_scores=list(prompt_scores),
             )
         )
 

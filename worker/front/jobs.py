@@ -7,11 +7,14 @@ call) and the owner's number for it. Pure: knows columns; no wire, no sockets, n
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import accumulate
+from typing import Final, Protocol
 
 from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import MeshError
-from worker.request import Started, StepOutput
+from worker.request import PromptScores, Started, StepOutput, Tops
+
+_NO_TOPS: Final = Tops()
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class Share:
     finishes: Sequence[int] = ()
     token_ids: bytes = b""
     logprobs: Sequence[float] = ()
+    tops: Tops = _NO_TOPS
+    prompt_scores: list[PromptScores] = field(default_factory=list)  # likewise
 
 
 class Owner(Protocol):
@@ -70,6 +75,11 @@ def split(output: StepOutput, jobs: Mapping[int, Job]) -> dict[Owner, Share]:
         if job is not None:
             renamed = Started(job.entry_id, started.cached_tokens, started.waited_us)
             _share_of(shares, job).started.append(renamed)
+    for scores in output.prompt_scores:
+        job = jobs.get(scores.request_id)
+        if job is not None:
+            of_owner = PromptScores(job.entry_id, scores.position, scores.logprobs, scores.tops)
+            _share_of(shares, job).prompt_scores.append(of_owner)
     if output.request_ids:
         _split_ids(output, jobs, shares)
     return shares
@@ -92,15 +102,13 @@ def _split_ids(output: StepOutput, jobs: Mapping[int, Job], shares: dict[Owner, 
         share.entry_ids = [job.entry_id for job in present]
         share.positions, share.counts = output.positions, output.counts
         share.finishes, share.token_ids = output.finishes, output.token_ids
-        share.logprobs = output.logprobs
+        share.logprobs, share.tops = output.logprobs, output.tops
         return
     rows: dict[Owner, list[int]] = {owner: [] for owner in owners}
     for row, job in enumerate(found):
         if job is not None:
             rows[job.owner].append(row)
-    starts = [0]
-    for count in output.counts:
-        starts.append(starts[-1] + count)
+    starts = [0, *accumulate(output.counts)]
     for owner, chosen in rows.items():
         entry_ids = [job.entry_id for row in chosen if (job := found[row]) is not None]
         share = shares.setdefault(owner, Share())
@@ -115,8 +123,24 @@ def _fill(share: Share, output: StepOutput, rows: Sequence[int], starts: Sequenc
     share.token_ids = b"".join(
         output.token_ids[starts[row] * ID_BYTES : starts[row + 1] * ID_BYTES] for row in rows
     )
+    if not output.logprobs and not output.tops.counts:
+        return
+    places = [place for row in rows for place in range(starts[row], starts[row + 1])]
     if output.logprobs:
-        logprobs = [
-            value for row in rows for value in output.logprobs[starts[row] : starts[row + 1]]
-        ]
+        logprobs = [output.logprobs[place] for place in places]
         share.logprobs = () if all(map(math.isnan, logprobs)) else logprobs
+    if output.tops.counts:
+        share.tops = _tops_at(output.tops, places)
+
+
+def _tops_at(tops: Tops, places: Sequence[int]) -> Tops:
+    """Return the alternatives of some of a step's ids; nothing at all where these have none."""
+    starts = [0, *accumulate(tops.counts)]
+    if all(tops.counts[place] == 0 for place in places):
+        return _NO_TOPS
+    spans = [slice(starts[place], starts[place + 1]) for place in places]
+    return Tops(
+        counts=[tops.counts[place] for place in places],
+        ids=[one for span in spans for one in tops.ids[span]],
+        logprobs=[value for span in spans for value in tops.logprobs[span]],
+    )

@@ -1,26 +1,31 @@
 """One request outside any link: the owner behind the plain `Generate` and the self-test.
 
-Knows jobs; knows no wire. Its queue is bounded by the request's own max_tokens.
+Knows jobs; knows no wire. Its queue is bounded by the request's own prompt and max_tokens.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Final
 
 from radixmesh.blocks import split_run
 from radixmesh.errors import MeshError
 from worker.front.jobs import Share
-from worker.request import GOES_ON
+from worker.request import GOES_ON, PromptScores, Tops
+
+_NO_TOPS: Final = Tops()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New ids of an output. `finish` is 0 while it goes on."""
+    """New ids of an output, or scores of its prompt. `finish` is 0 while it goes on."""
 
     ids: bytes
     logprobs: list[float]
     finish: int
     cached_tokens: int
+    tops: Tops = _NO_TOPS
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 class PlainCall:
@@ -46,10 +51,15 @@ class PlainCall:
         del dp_rank
         for started in share.started:
             self._cached_tokens = started.cached_tokens
+        if share.prompt_scores:
+            scores = tuple(share.prompt_scores)
+            self._news.put_nowait(
+                Piece(b"", [], GOES_ON, self._cached_tokens, prompt_scores=scores)
+            )
         runs = split_run(share.token_ids, share.counts)
         for ids, finish in zip(runs, share.finishes, strict=True):
             logprobs = list(share.logprobs) if self._logprobs else []
-            self._news.put_nowait(Piece(ids, logprobs, finish, self._cached_tokens))
+            self._news.put_nowait(Piece(ids, logprobs, finish, self._cached_tokens, share.tops))
 
     def on_failed(self, entry_id: int, error: MeshError) -> None:
         """Queue the failure."""

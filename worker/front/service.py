@@ -7,7 +7,6 @@ import grpc.aio
 
 from radixmesh.blocks import unpack_ids
 from radixmesh.common.v1 import generation_pb2
-from radixmesh.errors import NotSupported
 from radixmesh.rpc.link import Identity, LinkLimits, serve_link
 from radixmesh.worker.v1 import worker_service_pb2 as pb
 from radixmesh.worker.v1 import worker_service_pb2_grpc
@@ -106,14 +105,19 @@ class WorkerService(worker_service_pb2_grpc.WorkerServiceServicer):
         request: pb.ScaleReplicasRequest,
         context: "Context[pb.ScaleReplicasRequest, pb.ScaleReplicasResponse]",
     ) -> pb.ScaleReplicasResponse:
-        raise NotSupported("this group cannot change its number of replicas")
+        return pb.ScaleReplicasResponse(dp=self._group.scale(request.dp))
 
 
 def _answer(piece: Piece, usage: generation_pb2.Usage) -> pb.GenerateResponse:
     ids = unpack_ids(piece.ids)
     usage.completion_tokens += len(ids)
     usage.cached_tokens = piece.cached_tokens
-    answer = pb.GenerateResponse(token_ids=ids, logprobs=piece.logprobs)
+    answer = pb.GenerateResponse(
+        token_ids=ids,
+        logprobs=piece.logprobs,
+        tops=wire.tops(piece.tops),
+        prompt_scores=map(wire.prompt_scores, piece.prompt_scores),
+    )
     if piece.finish != GOES_ON:
         answer.finish_reason = piece.finish  # type: ignore[assignment]  # the enum's numbers
         answer.usage.CopyFrom(usage)

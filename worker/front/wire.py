@@ -10,7 +10,7 @@ from worker.front.ask import Ask, GroupInfo
 from worker.front.feed_out import Chunk, Event, Proof
 from worker.front.jobs import Share
 from worker.front.replica import Replica, ReplicaState
-from worker.request import Sampling
+from worker.request import PromptScores, Sampling, Tops
 
 _STATES = {
     ReplicaState.UP: feed_pb2.REPLICA_STATE_UP,
@@ -40,6 +40,14 @@ def to_sampling(message: sampling_pb2.SamplingParams, *, choice: int) -> Samplin
         stop_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs,
+        top_logprobs=message.top_logprobs,
+        prompt_logprobs=message.prompt_logprobs,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=(
+            message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+        ),
+        logit_bias=tuple((one.token_id, one.bias) for one in message.logit_bias),
     )
 
 
@@ -119,7 +127,7 @@ def add_share(
             cached_tokens=started.cached_tokens,
             waited_us=started.waited_us,
         )
-    if share.entry_ids:
+    if share.entry_ids or share.prompt_scores:
         frame.steps.add(
             dp_rank=dp_rank,
             incarnation=incarnation,
@@ -129,7 +137,28 @@ def add_share(
             finishes=share.finishes,
             token_ids=share.token_ids,
             logprobs=share.logprobs,
+            tops=tops(share.tops),
+            prompt_scores=map(prompt_scores, share.prompt_scores),
         )
+
+
+def tops(columns: Tops) -> worker_service_pb2.Tops | None:
+    """Describe likeliest alternatives; None where nobody asked."""
+    if not columns.counts:
+        return None
+    return worker_service_pb2.Tops(
+        counts=columns.counts, token_ids=columns.ids, logprobs=columns.logprobs
+    )
+
+
+def prompt_scores(scores: PromptScores) -> worker_service_pb2.PromptScores:
+    """Describe how likely a part of a prompt was; `request_id` is the owner's number."""
+    return worker_service_pb2.PromptScores(
+        entry_id=scores.request_id,
+        position=scores.position,
+        logprobs=scores.logprobs,
+        tops=tops(scores.tops),
+    )
 
 
 def load(replicas: Iterable[Replica], seen: Mapping[int, int]) -> feed_pb2.Load:

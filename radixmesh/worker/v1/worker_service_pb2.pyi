@@ -309,6 +309,8 @@ class Step(_message.Message):
     FINISHES_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOPS_FIELD_NUMBER: _builtins.int
+    PROMPT_SCORES_FIELD_NUMBER: _builtins.int
     dp_rank: _builtins.int
     """dp_rank: which replica."""
     incarnation: _builtins.int
@@ -339,6 +341,18 @@ class Step(_message.Message):
         NaN for entries that did not ask. Natural logarithm.
         """
 
+    @_builtins.property
+    def tops(self) -> Global___Tops:
+        """tops: absent when no entry asked for alternatives; else one count per id of
+        `token_ids`, 0 for entries that did not ask.
+        """
+
+    @_builtins.property
+    def prompt_scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptScores]:
+        """prompt_scores: of prompts that this step computed a part of. An entry's parts
+        come in order, the last of them no later than its first id.
+        """
+
     def __init__(
         self,
         *,
@@ -350,14 +364,94 @@ class Step(_message.Message):
         finishes: _abc.Iterable[_generation_pb2.FinishReason.ValueType] | None = ...,
         token_ids: _builtins.bytes = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        tops: Global___Tops | None = ...,
+        prompt_scores: _abc.Iterable[Global___PromptScores] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tops", b"tops"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "dp_rank", b"dp_rank", "entry_ids", b"entry_ids", "finishes", b"finishes", "incarnation", b"incarnation", "logprobs", b"logprobs", "positions", b"positions", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "dp_rank", b"dp_rank", "entry_ids", b"entry_ids", "finishes", b"finishes", "incarnation", b"incarnation", "logprobs", b"logprobs", "positions", b"positions", "prompt_scores", b"prompt_scores", "token_ids", b"token_ids", "tops", b"tops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class Tops(_message.Message):
+    """Tops are the likeliest ids at consecutive positions, in columns: position i
+    has `counts[i]` of both, the likeliest first, of equals the lower id first.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """counts: how many each position has; less than asked for only where fewer ids
+        are possible.
+        """
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """token_ids: the ids, all positions' one after the other."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """logprobs: of each of them. Natural logarithm."""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tops: _TypeAlias = Tops  # noqa: Y015
+
+@_typing.final
+class PromptScores(_message.Message):
+    """PromptScores says how likely consecutive ids of a prompt were."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOPS_FIELD_NUMBER: _builtins.int
+    entry_id: _builtins.int
+    """entry_id: the request; 0 in the plain form."""
+    position: _builtins.int
+    """position: where in the prompt the first of them stands; at least 1."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """logprobs: one per id. Natural logarithm."""
+
+    @_builtins.property
+    def tops(self) -> Global___Tops:
+        """tops: absent when no alternatives were asked for; else one count per id."""
+
+    def __init__(
+        self,
+        *,
+        entry_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        tops: Global___Tops | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tops", b"tops"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "logprobs", b"logprobs", "position", b"position", "tops", b"tops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptScores: _TypeAlias = PromptScores  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -401,8 +495,8 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """GenerateResponse carries new ids; the last message, and only it, has a finish
-    reason and usage.
+    """GenerateResponse carries new ids, or scores of the prompt; the last message,
+    and only it, has a finish reason and usage.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -411,6 +505,8 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    TOPS_FIELD_NUMBER: _builtins.int
+    PROMPT_SCORES_FIELD_NUMBER: _builtins.int
     finish_reason: _generation_pb2.FinishReason.ValueType
     """finish_reason: set on the last message."""
     @_builtins.property
@@ -425,6 +521,14 @@ class GenerateResponse(_message.Message):
     def usage(self) -> _generation_pb2.Usage:
         """usage: set on the last message."""
 
+    @_builtins.property
+    def tops(self) -> Global___Tops:
+        """tops: absent when no alternatives were asked for; else one count per id."""
+
+    @_builtins.property
+    def prompt_scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptScores]:
+        """prompt_scores: when asked for, the prompt's next ones."""
+
     def __init__(
         self,
         *,
@@ -432,10 +536,12 @@ class GenerateResponse(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         usage: _generation_pb2.Usage | None = ...,
+        tops: Global___Tops | None = ...,
+        prompt_scores: _abc.Iterable[Global___PromptScores] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tops", b"tops", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_scores", b"prompt_scores", "token_ids", b"token_ids", "tops", b"tops", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from radixmesh.blocks import pack_ids, split_run
 from tests.fakes.jobs import Nobody, job, step
 from worker.front.jobs import split
-from worker.request import Started
+from worker.request import PromptScores, Started, Tops
 
 
 @given(
@@ -51,3 +51,56 @@ def test_logprobs_go_only_to_owners_who_asked() -> None:
     shares = split(step([(1, [7]), (2, [8])], logprobs=[-0.5, math.nan]), jobs)
     assert list(shares[asked].logprobs) == [-0.5]
     assert list(shares[quiet].logprobs) == []
+
+
+@given(
+    counts=st.lists(
+        st.tuples(st.integers(-1, 2), st.lists(st.integers(0, 3), min_size=1, max_size=3)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_id_keeps_its_own_alternatives(counts: list[tuple[int, list[int]]]) -> None:
+    """Each id of each request has alternatives that name the request and the id."""
+    people = [Nobody(), Nobody(), Nobody()]
+    jobs = {number: job(number, people[who]) for number, (who, _) in enumerate(counts) if who >= 0}
+    named = [
+        (number, place, [1000 * number + 100 * place + each for each in range(count)])
+        for number, (_, row) in enumerate(counts)
+        for place, count in enumerate(row)
+    ]
+    tops = Tops(
+        counts=[len(ids) for _, _, ids in named],
+        ids=[one for _, _, ids in named for one in ids],
+        logprobs=[-float(one) for _, _, ids in named for one in ids],
+    )
+    output = step([(number, row) for number, (_, row) in enumerate(counts)], tops=tops)
+    for owner, share in split(output, jobs).items():
+        mine = [ids for number, _, ids in named if number in jobs and jobs[number].owner is owner]
+        flat = [one for ids in mine for one in ids]
+        if share.tops.counts or any(mine):
+            assert list(share.tops.counts) == [len(ids) for ids in mine]
+        assert share.tops.ids == flat
+        assert share.tops.logprobs == [-float(one) for one in flat]
+
+
+def test_alternatives_go_only_to_owners_who_asked() -> None:
+    asked, quiet = Nobody(), Nobody()
+    jobs = {1: job(1, asked), 2: job(2, quiet)}
+    tops = Tops([2, 0], [5, 6], [-0.1, -0.2])
+    shares = split(step([(1, [7]), (2, [8])], tops=tops), jobs)
+    assert shares[asked].tops == Tops([2], [5, 6], [-0.1, -0.2])
+    assert shares[quiet].tops == Tops()
+
+
+def test_scores_of_prompts_are_renamed_even_where_no_id_came() -> None:
+    one, other = Nobody(), Nobody()
+    jobs = {1: job(1, one), 2: job(2, other)}
+    scores = [
+        PromptScores(number, 1, [-0.5 * number], Tops([1], [number], [-0.1]))
+        for number in (1, 2, 3)
+    ]
+    shares = split(step([], prompt_scores=scores), jobs)
+    assert shares[one].prompt_scores == [PromptScores(1001, 1, [-0.5], Tops([1], [1], [-0.1]))]
+    assert shares[other].prompt_scores == [PromptScores(1002, 1, [-1.0], Tops([1], [2], [-0.1]))]
+    assert not shares[one].entry_ids
