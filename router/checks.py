@@ -21,6 +21,7 @@ MAX_MESSAGES = 10_000
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 4096
 MAX_STOP_IDS = 64
+MAX_BIASES = 1024
 MAX_LABEL_BYTES = 256
 PRIORITY_BOUND = 100
 SEED_BOUND = 1 << 64
@@ -95,6 +96,15 @@ def _sampling_faults(sampling: Sampling) -> Iterator[tuple[str, bool, str]]:
     yield "min_tokens", above, "must not be above max_tokens"
     many = len(sampling.stop_token_ids) > MAX_STOP_IDS
     yield "stop_token_ids", many, f"holds at most {MAX_STOP_IDS} ids"
+    yield "repetition_penalty", not 0 < sampling.repetition_penalty <= 2, "must be in (0, 2]"
+    yield "presence_penalty", not abs(sampling.presence_penalty) <= 2, "must be in [-2, 2]"
+    yield "frequency_penalty", not abs(sampling.frequency_penalty) <= 2, "must be in [-2, 2]"
+    biases = dict(sampling.logit_bias)
+    many = len(sampling.logit_bias) > MAX_BIASES
+    yield "logit_bias", many, f"holds at most {MAX_BIASES} ids"
+    yield "logit_bias", len(biases) < len(sampling.logit_bias), "must not hold an id twice"
+    wide = not all(abs(bias) <= 100 for bias in biases.values())
+    yield "logit_bias", wide, "must hold numbers in [-100, 100]"
 
 
 def check_ids(ids: bytes, *, vocab_size: int) -> None:

@@ -2,7 +2,7 @@
 
 from radixmesh.blocks import pack_ids, unpack_ids
 from radixmesh.common.v1 import generation_pb2, sampling_pb2
-from radixmesh.errors import InvalidRequest
+from radixmesh.errors import InvalidRequest, UnsupportedParameter
 from radixmesh.router.v1 import router_service_pb2 as pb
 from router.request import (
     ChatMessage,
@@ -32,6 +32,7 @@ def to_request(
 
     Raises:
         InvalidRequest: There is no prompt.
+        UnsupportedParameter: Something is asked for that does not come back from here.
     """
     routing = message.routing
     return GenerateRequest(
@@ -71,7 +72,15 @@ def _to_chat(chat: generation_pb2.ChatPrompt) -> ChatPrompt:
 
 
 def to_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
-    """Return how ids are drawn, with the contract's defaults for what is unset."""
+    """Return how ids are drawn, with the contract's defaults for what is unset.
+
+    Raises:
+        UnsupportedParameter: Alternatives or scores of the prompt are asked for.
+    """
+    for name in ("top_logprobs", "prompt_logprobs"):
+        if getattr(message, name):
+            raise UnsupportedParameter(f"{name} is not supported", field=f"sampling.{name}")
+    penalty = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
     return Sampling(
         temperature=message.temperature if message.HasField("temperature") else 1.0,
         top_p=message.top_p if message.HasField("top_p") else 1.0,
@@ -83,6 +92,10 @@ def to_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs,
+        repetition_penalty=penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((one.token_id, one.bias) for one in message.logit_bias),
     )
 
 

@@ -114,6 +114,10 @@ def _to_message(turn: object) -> generation_pb2.ChatMessage:
 
 def _to_sampling(sampling: Sampling) -> sampling_pb2.SamplingParams:
     given = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+    given["logit_bias"] = [
+        sampling_pb2.LogitBias(token_id=token_id, bias=bias)
+        for token_id, bias in sampling.logit_bias
+    ]
     return sampling_pb2.SamplingParams(
         **{name: value for name, value in given.items() if value is not None}
     )

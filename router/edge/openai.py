@@ -50,6 +50,21 @@ def _read_stop(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _read_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict) or not all(map(_is_id, value)):
+        raise InvalidRequest("logit_bias must map token ids to numbers", field="logit_bias")
+    for bias in value.values():
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
+            raise InvalidRequest("logit_bias must hold numbers in [-100, 100]", field="logit_bias")
+    # Whatever else is wrong is said by `router.checks`, as to all edges.
+    return tuple((int(name), float(bias)) for name, bias in value.items())
+
+
+def _is_id(name: str) -> bool:
+    # Short enough first: reading a long row of digits is dear.
+    return len(name) <= 10 and name.isascii() and name.isdigit() and int(name) < 2**32
+
+
 class _StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -67,6 +82,9 @@ class _Common(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     stop: Annotated[tuple[str, ...], PlainValidator(_read_stop)] = ()
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_read_logit_bias)] = ()
     seed: int | None = Field(None, ge=-(2**63), lt=SEED_BOUND)
     stream: bool = False
     stream_options: _StreamOptions | None = None
@@ -77,6 +95,7 @@ class _Common(BaseModel):
     # Beyond OpenAI, by the names that vLLM and SGLang use.
     top_k: int = Field(0, ge=-1, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=2)
     min_tokens: int = Field(0, ge=0, lt=2**31)
     ignore_eos: bool = False
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([], max_length=MAX_STOP_IDS)
@@ -97,6 +116,10 @@ class _Common(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
         )
 
     def ask(self, prompts: tuple[Prompt, ...], sampling: Sampling, request_id: str) -> Ask:

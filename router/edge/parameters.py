@@ -14,10 +14,6 @@ MAX_NAME: Final = 256
 
 # Documented parameters that do nothing here, each with the values that ask for nothing.
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
     "store": (False,),

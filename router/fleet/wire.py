@@ -122,4 +122,11 @@ def to_sampling(sampling: Sampling) -> sampling_pb2.SamplingParams:
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=[
+            sampling_pb2.LogitBias(token_id=token_id, bias=bias)
+            for token_id, bias in sampling.logit_bias
+        ],
     )

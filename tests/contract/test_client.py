@@ -127,7 +127,8 @@ async def test_every_option_reaches_the_router(kind: type[Any]) -> None:
     router = FakeRouter([ANSWER])
     sampling = Sampling(
         temperature=0.0, top_p=0.5, top_k=3, min_p=0.25, seed=2**63, max_tokens=9, min_tokens=1,
-        stop_token_ids=(4, 5), ignore_eos=True, logprobs=True,
+        stop_token_ids=(4, 5), ignore_eos=True, logprobs=True, repetition_penalty=1.5,
+        presence_penalty=0.5, frequency_penalty=-0.25, logit_bias=((7, -100.0), (8, 2.5)),
     )  # fmt: skip
     async with calling(kind, router, api_key="key") as call:
         await call(
@@ -146,6 +147,12 @@ async def test_every_option_reaches_the_router(kind: type[Any]) -> None:
     assert request.sampling.HasField("temperature")
     assert (request.sampling.temperature, request.sampling.seed) == (0.0, 2**63)
     assert list(request.sampling.stop_token_ids) == [4, 5]
+    assert request.sampling.repetition_penalty == 1.5
+    assert (request.sampling.presence_penalty, request.sampling.frequency_penalty) == (0.5, -0.25)
+    assert [(one.token_id, one.bias) for one in request.sampling.logit_bias] == [
+        (7, -100.0),
+        (8, 2.5),
+    ]
     assert (request.model, list(request.stop), request.include_stop) == ("m", ["x"], True)
     assert (request.priority, request.tenant, request.cache_salt) == (-3, "t", "c")
     assert (request.routing.group_id, request.routing.dp_rank) == ("g", 0)

@@ -30,6 +30,7 @@ from router.request import (
     Delta,
     FinishReason,
     IdsPrompt,
+    Sampling,
     TextPrompt,
     TokenLogprob,
 )
@@ -129,6 +130,37 @@ async def test_unset_means_the_default_and_zero_is_a_value() -> None:
     assert (full.choices, full.stop, full.include_stop, full.priority) == (2, ("x",), True, -3)
     assert (full.cache_salt, full.hint_group, full.hint_dp_rank) == ("s", "g", 0)
     assert ids.prompt == IdsPrompt(pack_ids([1, 2]))
+
+
+async def test_penalties_and_bias_arrive_and_unset_means_none() -> None:
+    pipeline = ScriptedPipeline(words("a"))
+    asked = {
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": [{"token_id": 7, "bias": -100.0}],
+    }
+    async with served(pipeline) as stub:
+        await responses(stub, wanted(text="x", sampling=asked))
+        await responses(stub, wanted(text="x", sampling={"repetition_penalty": 0}))
+        await responses(stub)
+    full, zero, plain = (request.sampling for request in pipeline.requests)
+    assert full == Sampling(
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=((7, -100.0),),
+    )
+    assert zero.repetition_penalty == 0
+    assert plain == Sampling()
+
+
+@pytest.mark.parametrize("name", ["top_logprobs", "prompt_logprobs"])
+async def test_what_does_not_come_back_is_refused_by_name(name: str) -> None:
+    async with served(ScriptedPipeline(words("a"))) as stub:
+        call = await refusal(stub, wanted(text="x", sampling={name: 1}))
+    error = from_rpc_error(call)
+    assert (error.reason, error.field) == ("UNSUPPORTED_PARAMETER", f"sampling.{name}")
 
 
 async def test_a_request_without_a_prompt_names_the_field() -> None:

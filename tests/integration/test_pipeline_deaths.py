@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from radixmesh.blocks import unpack_ids
+from radixmesh.common.v1.sampling_pb2 import LogitBias, SamplingParams
 from radixmesh.errors import (
     MeshError,
     NoReplicaReady,
@@ -258,3 +260,23 @@ async def test_whatever_fails_is_said_in_types(model_dir: Path) -> None:
         with pytest.raises(MeshError) as refusal:
             await mesh.generate(PROMPT, timeout_s=1.0)
         assert refusal.value.reason in {"NO_REPLICA_READY", "DEADLINE_EXCEEDED"}
+
+
+async def test_what_continues_is_drawn_as_it_was_asked_for(model_dir: Path) -> None:
+    asked = SamplingParams(
+        seed=5, temperature=0.5, top_p=1.0, max_tokens=COUNT, min_tokens=3,
+        repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=-0.25,
+        logit_bias=[LogitBias(token_id=7, bias=-100.0), LogitBias(token_id=9, bias=2.5)],
+    )  # fmt: skip
+    async with run_mesh(model_dir, workers=1, shape={**SLOW, "dp": 2}) as mesh:
+        (worker,) = mesh.workers
+        cut = Once(lambda: worker.restart_replica(worker.submits[0].dp_rank))
+        got = await mesh.generate(PROMPT, COUNT, sampling=asked, watch=cut)
+        first, second = worker.submits
+    assert got.ids[0] == mesh.text.output_ids(PROMPT, COUNT)
+    assert first.sampling == second.sampling == asked
+    # The worker counts these as output, and the prompt is what it was.
+    assert first.prompt_ids == second.prompt_ids
+    journal = unpack_ids(second.output_ids).tolist()
+    assert len(journal) >= 20
+    assert journal == got.ids[0][: len(journal)]

@@ -44,6 +44,10 @@ def test_every_supported_parameter_reaches_the_request() -> None:
         logprobs=True,
         top_k=3,
         min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100, "0": 2.5},
         min_tokens=1,
         ignore_eos=True,
         stop_token_ids=[4],
@@ -66,6 +70,10 @@ def test_every_supported_parameter_reaches_the_request() -> None:
         stop_token_ids=(4,),
         ignore_eos=True,
         logprobs=True,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        logit_bias=((7, -100.0), (0, 2.5)),
     )
     assert request.prompt == ChatPrompt((ChatMessage("user", "hi"),), add_generation_prompt=False)
     assert (request.model, request.stop, request.choices) == ("m", ("a", "b"), 2)
@@ -76,10 +84,6 @@ def test_every_supported_parameter_reaches_the_request() -> None:
 @pytest.mark.parametrize(
     ("name", "neutral", "asking"),
     [
-        ("frequency_penalty", 0, 0.5),
-        ("presence_penalty", 0.0, -1),
-        ("repetition_penalty", 1.0, 1.1),
-        ("logit_bias", {}, {"5": 1}),
         ("tools", [], [{"type": "function"}]),
         ("tool_choice", "none", "auto"),
         ("parallel_tool_calls", True, False),
@@ -121,6 +125,14 @@ def test_the_same_holds_for_the_parameters_of_completions(
     assert caught.value.field == name
 
 
+def test_both_apis_take_penalties_and_bias() -> None:
+    extra = {"presence_penalty": 1, "frequency_penalty": 0.25, "logit_bias": {"5": -1}}
+    sampling = complete(**extra).requests[0].sampling
+    assert sampling == chat(**extra).requests[0].sampling
+    assert sampling.logit_bias == ((5, -1.0),)
+    assert complete(logit_bias={}, presence_penalty=None) == complete()
+
+
 @pytest.mark.parametrize("value", [None, 0, "", "x", {}])
 def test_an_unknown_parameter_is_refused_whatever_its_value(value: object) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
@@ -143,6 +155,22 @@ def test_an_unknown_parameter_is_refused_whatever_its_value(value: object) -> No
         ("seed", 2**64),
         ("min_p", 2),
         ("top_k", -2),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 2.1),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", True),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", "1"),
+        ("logit_bias", [5]),
+        ("logit_bias", {"5": 100.5}),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"5": True}),
+        ("logit_bias", {"5": None}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"\u0665": 1}),
+        ("logit_bias", {"": 1}),
+        ("logit_bias", {str(2**32): 1}),
+        ("logit_bias", {"9" * 5000: 1}),
         ("min_tokens", -1),
         ("priority", 101),
         ("stop", [""]),

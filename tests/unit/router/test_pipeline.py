@@ -244,6 +244,19 @@ async def test_a_default_limit_is_capped_by_the_context_length(mesh: Mesh) -> No
         (ask(sampling=Sampling(min_p=1.5)), BadSampling, "sampling.min_p"),
         (ask(sampling=Sampling(max_tokens=0)), BadSampling, "sampling.max_tokens"),
         (ask(sampling=Sampling(max_tokens=2, min_tokens=3)), BadSampling, "sampling.min_tokens"),
+        *(
+            (ask(sampling=sampling), BadSampling, f"sampling.{name}")
+            for name, sampling in [
+                ("repetition_penalty", Sampling(repetition_penalty=0)),
+                ("repetition_penalty", Sampling(repetition_penalty=2.5)),
+                ("presence_penalty", Sampling(presence_penalty=float("nan"))),
+                ("frequency_penalty", Sampling(frequency_penalty=-2.5)),
+                ("logit_bias", Sampling(logit_bias=((5, 101.0),))),
+                ("logit_bias", Sampling(logit_bias=((5, float("nan")),))),
+                ("logit_bias", Sampling(logit_bias=((5, 1.0), (5, 2.0)))),
+                ("logit_bias", Sampling(logit_bias=tuple((one, 1.0) for one in range(1025)))),
+            ]
+        ),
         (ask(choices=17), InvalidRequest, "choice_count"),
         (ask(stop=("",)), InvalidRequest, "stop"),
         (ask(priority=101), InvalidRequest, "priority"),
