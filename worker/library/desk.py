@@ -22,11 +22,10 @@ from radixmesh.errors import (
     RankDesync,
     RequestPoisoned,
 )
-from worker.front.ask import Ask
 from worker.front.group import Group
 from worker.front.jobs import Share
 from worker.front.replica import Replica, ReplicaState
-from worker.library.run import SUSPECT_LOSSES, News, Run
+from worker.library.run import SUSPECT_LOSSES, News, Run, tops_of
 from worker.request import GOES_ON
 
 _MAX_LOSSES: Final = SUSPECT_LOSSES + 1
@@ -100,6 +99,10 @@ class Desk:
             run = self._running.get(started.request_id)
             if run is not None and run.cached_tokens is None:
                 run.cached_tokens = started.cached_tokens
+        for scores in share.prompt_scores:
+            run = self._running.get(scores.request_id)
+            if run is not None:
+                run.take_scores(scores.position, scores.logprobs, tops_of(scores.tops))
         for entry_id, news in _news(share, self._group.info.weight_version):
             run = self._running.get(entry_id)
             if run is not None:
@@ -189,17 +192,9 @@ class Desk:
         return not self._running if run.suspect else room > 0
 
     def _start(self, run: Run) -> None:
-        ask = Ask(
-            prompt=run.prompt,
-            output=run.journal,
-            sampling=run.sampling,
-            cache_salt=run.cache_salt,
-            priority=run.priority,
-            dp_rank=self._place(run),
-        )
         entry_id = next(self._entry_ids)
         try:
-            run.job = self._group.submit(self, entry_id, ask)
+            run.job = self._group.submit(self, entry_id, run.ask(self._place(run)))
         except (NoReplicaReady, QueueFull, GroupLost):
             self._stalled = True
             self._pending.appendleft(run)
@@ -222,6 +217,7 @@ class Desk:
 
 
 def _news(share: Share, weight_version: str) -> Iterator[tuple[int, News]]:
+    tops = tops_of(share.tops)
     at = 0
     rows = zip(share.entry_ids, share.positions, share.counts, share.finishes, strict=True)
     for entry_id, position, count, finish in rows:
@@ -232,6 +228,7 @@ def _news(share: Share, weight_version: str) -> Iterator[tuple[int, News]]:
                 position=position,
                 ids=share.token_ids[at * ID_BYTES : end * ID_BYTES],
                 logprobs=share.logprobs[at:end],
+                tops=tops[at:end],
                 finish=finish,
                 weight_version=weight_version,
             ),

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from radixmesh.blocks import unpack_ids
-from radixmesh.errors import InvalidRequest
+from radixmesh.errors import InvalidRequest, MeshError
 from radixmesh.models import resolve
-from worker.front.ask import GroupInfo
+from worker.front.ask import GroupInfo, to_add
 from worker.library.host import Host
 from worker.library.options import make_settings
 from worker.library.prompts import Prompt, Read, read_prompts, sampling_of
@@ -254,31 +254,45 @@ class Engine:
     ) -> list[Run]:
         reads = read_prompts(prompts, self._text)
         runs: list[Run] = []
-        for at, (read, params) in enumerate(
-            zip(reads, sampling_of(sampling, len(reads)), strict=True)
-        ):
-            first: Run | None = None
-            for each in self._samplings(read, params):
+        for at, params in enumerate(sampling_of(sampling, len(reads))):
+            samplings, error = self._samplings(reads[at], params)
+            choices: list[Run] = []
+            for each in samplings:
                 run = Run(
                     slot=len(runs),
                     prompt_index=at,
-                    prompt=read.ids,
+                    prompt=reads[at].ids,
                     sampling=each,
-                    is_text=read.is_text,
+                    is_text=reads[at].is_text,
                     cache_salt=options.get("cache_salt", ""),
                     priority=options.get("priority", 0),
                     on_end=put,
-                    first=first,
-                    error=read.error,
+                    first=choices[0] if choices else None,
+                    error=error,
                 )
-                first = first or run
+                choices.append(run)
                 runs.append(run)
+            self._check(choices)
         return runs
 
-    def _samplings(self, read: Read, params: SamplingParams) -> list[Sampling]:
+    def _samplings(
+        self, read: Read, params: SamplingParams
+    ) -> tuple[list[Sampling], MeshError | None]:
         if read.error is not None:
-            return [_NO_SAMPLING]
-        return to_samplings(params, room=self.info.max_model_len - read.length)
+            return [_NO_SAMPLING], read.error
+        try:
+            return to_samplings(params, room=self.info.max_model_len - read.length), None
+        except MeshError as error:
+            return [_NO_SAMPLING], error
+
+    def _check(self, choices: Sequence[Run]) -> None:
+        # As the group does, but before anything else is computed.
+        if choices[0].error is None:
+            try:
+                to_add(choices[0].ask(), self.info, request_id=0)
+            except MeshError as error:
+                for run in choices:
+                    run.error = error
 
     def _output(self, run: Run, options: Options, *, raise_errors: bool) -> Output:
         if raise_errors and run.error is not None:

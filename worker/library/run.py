@@ -12,8 +12,9 @@ from typing import Final, Literal
 
 from radixmesh.blocks import pack_ids, unpack_ids
 from radixmesh.errors import MeshError
+from worker.front.ask import Ask
 from worker.front.jobs import Job
-from worker.request import GOES_ON, LENGTH, STOP_TOKEN, Sampling
+from worker.request import GOES_ON, LENGTH, STOP_TOKEN, Sampling, Tops
 
 FinishReason = Literal["stop_token", "length"]
 # Likeliest ids of one position, the likeliest first: (id, log probability).
@@ -131,10 +132,16 @@ class Run:
         """Whether it may be what takes its replicas down."""
         return self.losses >= SUSPECT_LOSSES
 
-    @property
-    def journal(self) -> bytes:
-        """The output so far, little-endian uint32."""
-        return pack_ids(self.ids)
+    def ask(self, dp_rank: int | None = None) -> Ask:
+        """Return what the group is asked; what has come already is not asked again."""
+        return Ask(
+            prompt=self.prompt,
+            output=pack_ids(self.ids),
+            sampling=self.sampling,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            dp_rank=dp_rank,
+        )
 
     def take(self, news: News) -> None:
         """Take what a step said.
@@ -194,3 +201,14 @@ class Run:
 def finish_reason(finish: int) -> FinishReason | None:
     """Name a reason of `worker.request`; None while an output goes on."""
     return _REASONS.get(finish)
+
+
+def tops_of(tops: Tops) -> list[Top]:
+    """Return columns of alternatives as one list for each id."""
+    rows: list[Top] = []
+    at = 0
+    for count in tops.counts:
+        end = at + count
+        rows.append(list(zip(tops.ids[at:end], tops.logprobs[at:end], strict=True)))
+        at = end
+    return rows
