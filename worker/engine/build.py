@@ -3,16 +3,22 @@
 from radixmesh.errors import InvalidRequest
 from worker.config import RankConfig
 from worker.engine.engine import Engine
+from worker.engine.overlapped import Overlapped
 
 
 def build_engine(config: RankConfig) -> Engine:
-    """Load the engine; may take minutes.
+    """Load the engine, with a thread of its own where steps overlap; may take minutes.
 
     Raises:
         InvalidRequest: There is no engine of that name, its libraries are not installed,
             or the configuration is wrong.
         NotSupported: The engine does not do what the configuration asks for.
     """
+    engine = _build(config)
+    return Overlapped(engine) if config.overlap and config.pp == 1 else engine
+
+
+def _build(config: RankConfig) -> Engine:
     if config.engine == "fake":
         from worker.engine.fake import FakeEngine
 
