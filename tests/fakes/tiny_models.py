@@ -63,19 +63,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+# As many heads as the default model has: they split unevenly.
+NINE_HEADS: dict[str, Any] = {
+    "hidden_size": 72,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+
+
 def make_config(family: str, **changes: Any) -> Any:
     """Return the config of a tiny model of a family."""
     common = {} if family == "gpt2" else _COMMON
     return AutoConfig.for_model(family, **{**common, **FAMILIES.get(family, {}), **changes})
 
 
-def make_tiny_model(folder: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
-    """Write a model directory without a tokenizer, in float32."""
+def make_tiny_model(
+    folder: Path, family: str, *, seed: int = 0, max_shard_size: str = "5GB", **changes: Any
+) -> Path:
+    """Write a model directory without a tokenizer, in float32; in files of a size."""
     config = make_config(family, **changes)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # zeros, else, and nobody would miss them
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 

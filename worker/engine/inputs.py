@@ -56,7 +56,8 @@ class Batch:
         ids: [1, T] token ids.
         positions: [1, T] position of each in its sequence.
         slots: [T] where each one's KV goes: block * block_tokens + offset.
-        keep: [rows that draw] index of the last id of each, in the plan's order.
+        keep: Indices whose logits are wanted: the last id of each row that draws, then,
+            of each row with targets, the ids before them; both in the plan's order.
     """
 
     ids: Tensor
@@ -74,7 +75,8 @@ def make_batch(
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    keep: list[int] = []
+    draws: list[int] = []
+    scored: list[int] = []
     singles: list[tuple[int, Row]] = []
     prefill: list[Prefill] = []
     for row in rows:
@@ -84,7 +86,9 @@ def make_batch(
         positions.extend(span)
         slots.extend(row.blocks[p // block_tokens] * block_tokens + p % block_tokens for p in span)
         if row.sampled:
-            keep.append(end - 1)
+            draws.append(end - 1)
+        if row.targets:
+            scored.extend(range(begin, begin + len(row.targets)))
         if len(row.ids) == 1:
             singles.append((begin, row))
         else:
@@ -93,7 +97,7 @@ def make_batch(
         ids=_longs(ids, device)[None],
         positions=_longs(positions, device)[None],
         slots=_longs(slots, device),
-        keep=_longs(keep, device),
+        keep=_longs(draws + scored, device),
         decode=tuple(
             _decode_group(group, block_tokens, dtype, device)
             for group in _by_length(singles, block_tokens)

@@ -1,9 +1,9 @@
 """The engine that computes: transformers' modules over our paged KV pool.
 
-Knows how to load a shard, run a flat batch and draw from its logits; knows no
-requests, no scheduler and no sockets. The model code is transformers' own, so
-every architecture whose modules take an attention function is served; what the
-pool holds per layer is learned from one pass over one id.
+Knows how to load a rank's share, run a flat batch through it and draw with the other
+ranks; knows no requests, no scheduler and no sockets. The model code is transformers'
+own, so one rank alone serves every architecture whose modules take an attention
+function; what the pool holds per layer is learned from one pass over one id.
 """
 
 import logging
@@ -12,18 +12,27 @@ from array import array
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from radixmesh.errors import InvalidRequest, NotSupported
 from worker.config import RankConfig
+from worker.engine.agreement import all_can
 from worker.engine.attention import ATTENTION, KvPool, KvProbe, KvShape, PagedStep, register
+from worker.engine.drawing import decode, draw_step, encode
 from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult, run_step
 from worker.engine.inputs import Batch, make_batch
-from worker.engine.sampler import draw
-from worker.model.load import LoadedModel, load_model
+from worker.model.load import LoadedModel, choose_device, choose_dtype, load_model
+from worker.model.parallel_modules import connect
+from worker.model.update import apply_update, read_update
+from worker.parallel.group import Alone, OneStage, Stages, TensorGroup
+from worker.parallel.split import Seat
 from worker.request import Sampling
+
+if TYPE_CHECKING:
+    from worker.parallel.join import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -32,34 +41,47 @@ _WARM_UP_IDS = 64
 
 
 class TorchEngine:
-    """One rank's model, its pages and nothing else. Implements `engine.Engine`."""
+    """One rank's share of a model, its pages and nothing else. Implements `engine.Engine`."""
 
-    def __init__(self, model: LoadedModel, shapes: list[KvShape], info: EngineInfo) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        shapes: list[KvShape],
+        info: EngineInfo,
+        group: TensorGroup,
+        stages: Stages,
+    ) -> None:
         self._model = model
         self._shapes = shapes
         self._pool = KvPool([], blocks=0, block_tokens=1, dtype=model.dtype, device=model.device)
         self._info = info
+        self._group = group
+        self._stages = stages
         self._results: deque[StepResult] = deque()
+        connect(model.module, group)
 
     @classmethod
-    def load(cls, config: RankConfig) -> "TorchEngine":
-        """Load, size the pool, warm up.
+    def load(cls, config: RankConfig, peers: "Peers | None" = None) -> "TorchEngine":
+        """Join the other ranks (those of `peers`, where given), load and size the pool.
+
+        Nothing is exchanged with them before `reserve`.
 
         Raises:
             InvalidRequest: A setting or the model directory is wrong.
             NotSupported: The model or the topology needs what this engine does not do.
+            PeerLost: Another rank did not come.
         """
-        if config.tp != 1 or config.pp != 1:
-            raise NotSupported("the torch engine runs with --tp 1 and --pp 1 only")
         if config.threads > 0:
             torch.set_num_threads(config.threads)
         register()
+        group, stages = _peers(config, peers)
         model = load_model(
             Path(config.model_dir),
             attention=ATTENTION,
             dtype=config.dtype,
             max_model_len=config.max_model_len,
-            device_index=config.dp_rank,
+            device_index=config.device,
+            seat=Seat(tp=config.tp, tp_rank=config.tp_rank, pp=config.pp, pp_rank=config.pp_rank),
         )
         shapes = probe(model)
         block_tokens = config.block_tokens or DEFAULT_BLOCK_TOKENS
@@ -71,7 +93,7 @@ class TorchEngine:
             vocab_size=model.vocab_size,
             eos_ids=model.eos_ids,
         )
-        engine = cls(model, shapes, info)
+        engine = cls(model, shapes, info, group, stages)
         logger.info(
             "model loaded",
             extra={"dtype": str(model.dtype), "device": str(model.device), "kv_blocks": blocks},
@@ -80,7 +102,7 @@ class TorchEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What it can take."""
+        """What it can take; until `reserve`, what this rank's share could hold."""
         return self._info
 
     @property
@@ -89,7 +111,11 @@ class TorchEngine:
         return self._model.dtype
 
     def reserve(self, kv_blocks: int) -> None:
-        """Make the pool and warm up."""
+        """Make the pool and warm up, together with the other ranks.
+
+        Raises:
+            PeerLost: One of them did not answer.
+        """
         self._pool = KvPool(
             self._shapes,
             blocks=kv_blocks,
@@ -101,37 +127,56 @@ class TorchEngine:
         self.warm_up()
 
     def launch(self, plan: StepPlan) -> None:
-        """Compute a step; its result waits for `collect`."""
-        self._results.append(self._run(plan))
+        """Compute this stage's part of a step.
+
+        The last stage draws, and tells the others; its own result waits for `collect`.
+
+        Raises:
+            PeerLost: Another rank is gone or did not answer in time.
+            RankDesync: Another rank computes another plan.
+        """
+        self._group.begin(plan.digest)
+        output = self._compute(plan)
+        if not self._model.draws:
+            self._stages.send(output, plan.digest)
+            return
+        result = draw_step(output, plan, self._group, self._model.vocabularies)
+        if self._stages.size > 1:
+            self._stages.publish(encode(result))
+        self._results.append(result)
 
     def collect(self) -> StepResult:
-        """Return the oldest result."""
-        return self._results.popleft()
+        """Return the oldest result; a stage that is not the last waits for it.
+
+        Raises:
+            PeerLost: The last stage did not tell it in time.
+        """
+        return self._results.popleft() if self._model.draws else decode(self._stages.result())
 
     def update_weights(self, folder: Path) -> None:
-        """Not yet."""
-        raise InvalidRequest(f"cannot load {folder} into a running engine")
-
-    def _run(self, plan: StepPlan) -> StepResult:
-        draws = draw(self.logits(plan.rows), [row for row in plan.rows if row.sampled])
-        if draws.unusable_rows:
-            logger.warning(
-                "logits are not numbers", extra={"step": plan.step, "rows": draws.unusable_rows}
+        """Read this rank's part of other weights; take them when every rank could."""
+        refusal = None
+        try:
+            tensors = read_update(self._model, folder)
+        except (InvalidRequest, NotSupported) as error:
+            refusal = error
+        if not all_can(refusal is None, self._group, self._stages, self._like):
+            raise InvalidRequest(
+                refusal.message if refusal else f"another rank cannot take the weights of {folder}"
             )
-        return StepResult(draws.ids, draws.logprobs)
+        apply_update(self._model, tensors)
 
     def logits(self, rows: tuple[Row, ...]) -> Tensor:
-        """Compute rows and return [rows that draw, vocabulary] in the model's dtype."""
-        batch = make_batch(
-            rows,
-            block_tokens=self._info.block_tokens,
-            dtype=self._model.dtype,
-            device=self._model.device,
-        )
-        return forward(self._model, batch, PagedStep(self._pool, batch))
+        """Compute rows; return [positions to keep, this rank's vocabulary] in the model's dtype.
+
+        Of a stage that is not the last: its activations [ids, width].
+        """
+        return self._compute(StepPlan(0, rows))
 
     def close(self) -> None:
-        """Free model and pool."""
+        """Let the other ranks go; free model and pool."""
+        self._group.close()
+        self._stages.close()
         del self._model, self._pool
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -145,26 +190,71 @@ class TorchEngine:
         sampling = Sampling(seed=0, top_p=0.9, logprobs=True)
         run_step(self, StepPlan(0, (Row(0, ids, 0, table, True, 0, sampling),)))
         if count + 1 <= room:
-            decode = Row(0, ids[:1], count, table, True, 1, sampling)
-            run_step(self, StepPlan(0, (decode,)))
+            greedy = Sampling(seed=0, temperature=0.0)
+            decode_row = Row(0, ids[:1], count, table, True, 1, greedy)
+            run_step(self, StepPlan(0, (decode_row,)))
 
+    @property
+    def _like(self) -> Tensor:
+        """A tensor of the dtype and on the device in which activations travel."""
+        return torch.empty(0, dtype=self._model.dtype, device=self._model.device)
 
-def forward(model: LoadedModel, batch: Batch, paged: PagedStep | KvProbe) -> Tensor:
-    """Run the module over a flat batch; return the logits of the batch's `keep`."""
-    with torch.inference_mode():
-        output = model.module(
-            input_ids=batch.ids,
-            position_ids=batch.positions,
-            use_cache=False,
-            logits_to_keep=batch.keep,
-            paged=paged,
+    def _compute(self, plan: StepPlan) -> Tensor:
+        batch = make_batch(
+            plan.rows,
+            block_tokens=self._info.block_tokens,
+            dtype=self._model.dtype,
+            device=self._model.device,
         )
-    logits: Tensor = output.logits[0]
-    return logits
+        hidden = None
+        if not self._model.embeds:
+            shape = (batch.ids.shape[1], self._model.width)
+            hidden = self._stages.receive(shape, digest=plan.digest)
+        return forward(self._model, batch, PagedStep(self._pool, batch), hidden)
+
+
+def _peers(config: RankConfig, peers: "Peers | None") -> tuple[TensorGroup, Stages]:
+    if peers is not None:
+        return peers.group, peers.stages
+    if config.tp * config.pp == 1:
+        return Alone(), OneStage()
+    from worker.parallel.join import join
+
+    device = choose_device(config.device)
+    joined = join(config, choose_dtype(config.dtype, device), device)
+    return joined.group, joined.stages
+
+
+def forward(
+    model: LoadedModel, batch: Batch, paged: PagedStep | KvProbe, hidden: Tensor | None = None
+) -> Tensor:
+    """Run a stage's module over a flat batch.
+
+    Args:
+        model: This rank's share.
+        batch: The step.
+        paged: Its attention.
+        hidden: [ids, width] of the stage before; None where the stage embeds ids.
+
+    Returns:
+        Logits [keep, this rank's vocabulary], or, before the last stage, [ids, width].
+    """
+    inputs = {"input_ids": batch.ids} if hidden is None else {"inputs_embeds": hidden[None]}
+    inputs |= {"position_ids": batch.positions}
+    with torch.inference_mode():
+        if model.draws:
+            keep = {"logits_to_keep": batch.keep}
+            output = model.module(**inputs, **keep, use_cache=False, paged=paged).logits
+        else:
+            output = model.module.model(**inputs, use_cache=False, paged=paged).last_hidden_state
+    rows: Tensor = output[0]
+    return rows
 
 
 def probe(model: LoadedModel) -> list[KvShape]:
-    """Return what each layer keeps per position, from one pass over one id.
+    """Return what each layer of this rank keeps per position, from one pass over one id.
+
+    Before `connect`, so it needs no other rank.
 
     Raises:
         NotSupported: A layer keeps something else than keys and values, or attends in
@@ -173,13 +263,16 @@ def probe(model: LoadedModel) -> list[KvShape]:
     spy = KvProbe(model.max_model_len)
     row = Row(0, array("I", [0]), 0, [0], True, 0, Sampling(seed=0))
     batch = make_batch([row], block_tokens=1, dtype=model.dtype, device=model.device)
+    hidden = None
+    if not model.embeds:
+        hidden = torch.zeros(1, model.width, dtype=model.dtype, device=model.device)
     try:
-        logits = forward(model, batch, spy)
+        output = forward(model, batch, spy, hidden)
     except (TypeError, ValueError, RuntimeError) as error:
         raise NotSupported(f"the model does not take a flat batch: {error}") from error
     if sorted(spy.shapes) != list(range(model.layers)):
         raise NotSupported("the model has layers without paged attention")
-    if logits.shape != (1, model.vocab_size):
+    if model.share is None and output.shape != (1, model.vocab_size):
         raise NotSupported("the model does not give logits for chosen positions only")
     return [spy.shapes[layer] for layer in range(model.layers)]
 

@@ -1,10 +1,12 @@
 """Loads a model directory as transformers' module, on the device and in the dtype to use.
 
-Knows transformers, safetensors and what the CPU can do; knows no KV cache and no
-batch. It never asks a hub.
+A rank that is alone takes the module as transformers loads it, of any architecture; one
+of several takes its share (`shard.py`). Knows transformers and what the CPU can do; knows
+no KV cache and no batch. It never asks a hub.
 """
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,14 @@ import torch
 
 from radixmesh.errors import InvalidRequest
 from radixmesh.settings import stay_offline
+from worker.model.checkpoint import Part
+from worker.model.shard import build_shard, fill, read_parts
 from worker.model.support import check_config, choose_max_model_len
+from worker.parallel.split import Seat, Share
 
+logger = logging.getLogger(__name__)
+
+_ALONE = Seat()
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,24 +33,55 @@ class LoadedModel:
 
     Attributes:
         module: transformers' causal language model, in eval mode.
-        layers: How many layers attend.
+        config: Its text config.
+        attention: Name of its attention function.
+        width: Of the activations between layers.
+        layers: How many layers attend on this rank.
         eos_ids: Ids that end an output.
-        vocab_size: Width of the logits.
+        vocab_size: Width of the logits of all ranks together.
+        share: What of the model this rank has; None: all of it.
+        parts: Where each parameter of a share comes from.
     """
 
     module: Any
+    config: Any
+    attention: str
+    width: int
     layers: int
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    share: Share | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether this rank's stage begins with ids, not with activations."""
+        return self.share is None or self.share.embeds
+
+    @property
+    def draws(self) -> bool:
+        """Whether this rank's stage ends with logits, not with activations."""
+        return self.share is None or self.share.draws
+
+    @property
+    def vocabularies(self) -> tuple[range, ...]:
+        """Of each tp rank, the ids of which it computes the logits, where its stage does."""
+        return (range(self.vocab_size),) if self.share is None else self.share.vocabularies
 
 
 def load_model(
-    folder: Path, *, attention: str, dtype: str = "auto", max_model_len: int = 0, device_index: int
+    folder: Path,
+    *,
+    attention: str,
+    dtype: str = "auto",
+    max_model_len: int = 0,
+    device_index: int,
+    seat: Seat = _ALONE,
 ) -> LoadedModel:
-    """Load a Hugging Face directory.
+    """Load a Hugging Face directory, or what a rank needs of it.
 
     Args:
         folder: Where config.json and the safetensors lie.
@@ -51,39 +90,78 @@ def load_model(
         max_model_len: Longest sequence; 0 means the model's limit.
         device_index: Which of this process's CUDA devices, modulo their number; unused
             on the CPU.
+        seat: Which rank of how many this is.
 
     Raises:
         InvalidRequest: The directory cannot be loaded, or a setting does not fit it.
         NotSupported: The model needs what this engine does not do.
     """
-    stay_offline()
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     device = choose_device(device_index)
     chosen = choose_dtype(dtype, device)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidRequest(f"--model: cannot read the config of {folder}: {error}") from error
+    config = read_config(folder)
     text = config.get_text_config(decoder=True)
     length = choose_max_model_len(text, max_model_len)
     check_config(text, length)
-    module = _load_weights(folder, attention, chosen).to(device).eval()
+    share, parts = None, dict[str, Part]()
+    if seat.alone:
+        module = load_whole(folder, attention, chosen).to(device)
+        generation = module.generation_config
+    else:
+        module, share, parts = build_shard(config, seat, attention)
+        tensors, bytes_read = read_parts(folder, parts, chosen)
+        logger.info("shard read", extra={"bytes": bytes_read, "tensors": len(tensors)})
+        fill(module, tensors, device)
+        module.to(device)  # what was made of the config
+        generation = _generation_config(folder)
     return LoadedModel(
-        module=module,
-        layers=text.num_hidden_layers,
+        module=module.eval(),
+        config=text,
+        attention=attention,
+        width=text.hidden_size,
+        layers=text.num_hidden_layers if share is None else len(share.layers),
         dtype=chosen,
         device=device,
         max_model_len=length,
         vocab_size=text.vocab_size,
-        eos_ids=_eos_ids(module.generation_config, text),
+        eos_ids=_eos_ids(generation, text),
+        share=share,
+        parts=parts,
     )
 
 
-def _load_weights(folder: Path, attention: str, dtype: torch.dtype) -> Any:
+def read_config(folder: Path) -> Any:
+    """Return transformers' config of a directory.
+
+    Raises:
+        InvalidRequest: It cannot be read.
+    """
+    stay_offline()
+    from transformers import AutoConfig
+    from transformers.utils import logging as their_logging
+
+    their_logging.set_verbosity_error()
+    their_logging.disable_progress_bar()
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidRequest(f"--model: cannot read the config of {folder}: {error}") from error
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError):
+        return None  # the model's config says it, then
+
+
+def load_whole(folder: Path, attention: str, dtype: torch.dtype) -> Any:
+    """Return the whole model as transformers loads it, on the CPU.
+
+    Raises:
+        InvalidRequest: A weight is not there or does not fit, or a file cannot be read.
+    """
     from transformers import AutoModelForCausalLM
 
     try:

@@ -16,6 +16,21 @@ _UNIT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which rank of how many, in both directions of a replica."""
+
+    tp: int = 1
+    tp_rank: int = 0
+    pp: int = 1
+    pp_rank: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.tp * self.pp == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """What of a model is split.
 
@@ -41,8 +56,8 @@ class Share:
         queries: Query heads.
         keys: Key-value heads.
         inner: Units between the feed-forward layers.
-        vocabulary: Ids whose embedding and logits it has.
-        widest_vocabulary: The most that any rank of the stage has of them.
+        vocabularies: Of each tp rank, the ids whose embedding and logits it has.
+        vocabulary: Those of this rank.
         layers: Of its stage.
         embeds: Whether its stage turns ids into activations.
         draws: Whether its stage turns activations into logits.
@@ -51,30 +66,30 @@ class Share:
     queries: range
     keys: range
     inner: range
+    vocabularies: tuple[range, ...]
     vocabulary: range
-    widest_vocabulary: int
     layers: range
     embeds: bool
     draws: bool
 
 
-def share_of(sizes: Sizes, *, tp: int, tp_rank: int, pp: int, pp_rank: int) -> Share:
-    """Return the part of the rank (pp_rank, tp_rank).
+def share_of(sizes: Sizes, seat: Seat) -> Share:
+    """Return the part of a rank.
 
     Raises:
         NotSupported: The model cannot be split into so many parts; names the flag.
     """
-    queries, keys = split_heads(sizes.query_heads, sizes.key_heads, tp)[tp_rank]
-    vocabulary = split_evenly(sizes.vocabulary, tp, unit=_UNIT)
+    queries, keys = split_heads(sizes.query_heads, sizes.key_heads, seat.tp)[seat.tp_rank]
+    vocabularies = split_evenly(sizes.vocabulary, seat.tp, unit=_UNIT)
     return Share(
         queries=queries,
         keys=keys,
-        inner=split_evenly(sizes.inner, tp, unit=_UNIT)[tp_rank],
-        vocabulary=vocabulary[tp_rank],
-        widest_vocabulary=max(map(len, vocabulary)),
-        layers=split_layers(sizes.layers, pp)[pp_rank],
-        embeds=pp_rank == 0,
-        draws=pp_rank == pp - 1,
+        inner=split_evenly(sizes.inner, seat.tp, unit=_UNIT)[seat.tp_rank],
+        vocabularies=tuple(vocabularies),
+        vocabulary=vocabularies[seat.tp_rank],
+        layers=split_layers(sizes.layers, seat.pp)[seat.pp_rank],
+        embeds=seat.pp_rank == 0,
+        draws=seat.pp_rank == seat.pp - 1,
     )
 
 

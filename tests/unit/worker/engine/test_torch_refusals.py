@@ -86,8 +86,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "error", "named"),
     [
-        ({"tp": 2}, NotSupported, "--tp"),
-        ({"pp": 2}, NotSupported, "--pp"),
         ({"dtype": "int8"}, InvalidRequest, "--dtype"),
         ({"max_model_len": 257}, InvalidRequest, "--max-model-len"),
         ({"kv_tokens": 0, "kv_bytes": 10}, InvalidRequest, "--kv-bytes"),
