@@ -41,3 +41,9 @@ def oracle_output(prompt: Sequence[int], ordinary: Sequence[int], count: int) ->
         output.append(ordinary[state % len(ordinary)])
         state = xxhash.xxh3_64(struct.pack("<I", output[-1]), seed=state).intdigest()
     return output
+
+
+def turned(ordinary: Sequence[int], folder: str) -> list[int]:
+    """The vocabulary as an engine draws from it after `update_weights` from a directory."""
+    first = xxhash.xxh3_64_intdigest(folder.encode()) % len(ordinary)
+    return [*ordinary[first:], *ordinary[:first]]

@@ -39,6 +39,9 @@ def digest_of(*rows: Row, step: int = 0, cache: CacheDigest = EMPTY) -> int:
         digest_of(row(blocks=[1, 3])),
         digest_of(row(sampled=False)),
         digest_of(row(output_position=1)),
+        digest_of(row(future=0)),
+        digest_of(row(history=array("I", [5]))),
+        digest_of(row(targets=array("I", [6]))),
         digest_of(row(), row(request_id=2)),
         digest_of(row(), step=1),
         digest_of(row(), cache=CacheDigest(1, 9)),
@@ -62,5 +65,13 @@ def test_another_drawn_id_changes_all_that_follows() -> None:
     first, second = PlanDigest(), PlanDigest()
     first.fold_result(StepResult([7], [0.0]))
     second.fold_result(StepResult([8], [0.0]))
+    plan = StepPlan(1, (row(),))
+    assert first.fold_plan(plan, EMPTY) != second.fold_plan(plan, EMPTY)
+
+
+def test_inputs_that_show_in_no_row_count_too() -> None:
+    first, second = PlanDigest(), PlanDigest()
+    first.fold_inputs(b"priority 0")
+    second.fold_inputs(b"priority 1")
     plan = StepPlan(1, (row(),))
     assert first.fold_plan(plan, EMPTY) != second.fold_plan(plan, EMPTY)

@@ -69,6 +69,20 @@ def test_ids_that_cannot_be_generated_from(
         {"min_tokens": 9},
         {"seed": -1},
         {"stop_ids": tuple(range(90))},
+        {"presence_penalty": 2.1},
+        {"presence_penalty": float("nan")},
+        {"frequency_penalty": -2.1},
+        {"frequency_penalty": float("-inf")},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": -1.0},
+        {"repetition_penalty": 100.5},
+        {"repetition_penalty": float("nan")},
+        {"logit_bias": ((5, 100.5),)},
+        {"logit_bias": ((5, -1.0), (6, float("nan")))},
+        {"logit_bias": ((5, float("inf")),)},
+        {"logit_bias": tuple((one % 100, 1.0) for one in range(1025))},
+        {"top_logprobs": -1},
+        {"top_logprobs": 21},
     ],
 )
 def test_sampling_out_of_range(values: dict[str, Any]) -> None:
@@ -82,6 +96,12 @@ def test_a_stop_id_outside_the_vocabulary(stop: int) -> None:
         check(request(values={"stop_ids": (stop,)}), LIMITS)
 
 
+@pytest.mark.parametrize("biased", [100, -1])
+def test_a_bias_of_an_id_outside_the_vocabulary(biased: int) -> None:
+    with pytest.raises(UnknownToken):
+        check(request(values={"logit_bias": ((5, 1.0), (biased, 1.0))}), LIMITS)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -89,6 +109,9 @@ def test_a_stop_id_outside_the_vocabulary(stop: int) -> None:
         {"temperature": 100.0, "top_p": 1.0, "min_p": 1.0, "top_k": 1000},
         {"seed": 2**64 - 1, "min_tokens": 8, "stop_ids": (99, 0)},
         {"max_tokens": 10**9},
+        {"presence_penalty": 2.0, "frequency_penalty": -2.0, "repetition_penalty": 100.0},
+        {"repetition_penalty": 1e-3, "top_logprobs": 20, "prompt_logprobs": True},
+        {"logit_bias": tuple((one % 100, 100.0 - one % 201) for one in range(1024))},
     ],
 )
 def test_the_ends_of_the_ranges_are_in(values: dict[str, Any]) -> None:
