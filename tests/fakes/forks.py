@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import msgspec
-import psutil
 
 from radixmesh.settings import child_environment
 from worker.config import RankConfig

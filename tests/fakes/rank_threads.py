@@ -21,7 +21,8 @@ from worker.engine.vocabulary import Vocabulary
 from worker.group.framing import FrameSplitter, frame
 from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.mailbox import Mailbox
-from worker.group.rank import Follower, Leader
+from worker.group.rank import Follower, Leader, Tamper
+from worker.group.tamper import make_tamper
 from worker.group.topology import Topology
 from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog
@@ -77,9 +78,11 @@ class RankThreads:
         self.turns: list[Turns] = []
         self.ends: dict[int, BaseException] = {}
         pairs = [socket.socketpair() for _ in range(pp * tp - 1)]
+        tampers: list[Tamper] = []
         for place in Topology(pp=pp, tp=tp).replica(0):
             config = RankConfig(
                 model_dir="",
+                engine="fake",
                 pp=pp,
                 tp=tp,
                 pp_rank=place.pp_rank,
@@ -89,14 +92,16 @@ class RankThreads:
                 fake=FakeConfig(faults=tuple(faults), kv_blocks=kv_blocks),
             )
             self.turns.append(_turns(config))
+            tampers.append(make_tamper(config))
         watchdog = Watchdog(60)
         self._mailbox = Mailbox(mailbox)
         self._root = LocalRoot([one for one, _ in pairs], deadline_s=deadline_s)
         self._leaves = [LocalLeaf(other) for _, other in pairs]
-        loops = [Leader(self.turns[0], self._root, self._mailbox, watchdog)]
+        shape = Topology(pp=pp, tp=tp)
+        loops = [Leader(self.turns[0], self._root, self._mailbox, watchdog, shape=shape)]
         followers = [
-            Follower(turns, leaf, watchdog)
-            for turns, leaf in zip(self.turns[1:], self._leaves, strict=True)
+            Follower(turns, leaf, watchdog, tamper=tamper)
+            for turns, leaf, tamper in zip(self.turns[1:], self._leaves, tampers[1:], strict=True)
         ]
         self._threads = [
             threading.Thread(target=self._run, args=(number, loop), daemon=True)

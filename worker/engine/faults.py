@@ -2,10 +2,17 @@
 
 A fault is `kind@condition`, optionally followed by `:name=number` parts that
 choose ranks, for example `exit@step=20`, `desync@step=5:tp=1` or
-`exit@prompt-contains=17`. Kinds: `exit` (the process ends at once), `hang` (the
+`exit@prompt-contains=17`. Knows no sockets.
+
+Kinds that happen in the engine: `exit` (the process ends at once), `hang` (the
 step never ends), `raise` (the engine raises), `desync` (this rank draws other
 ids than its peers). Conditions: `step=N` (the first step from N on that computes
-something), `prompt-contains=ID` (a row with this id). Knows no sockets.
+something), `prompt-contains=ID` (a row with this id).
+
+Kinds that happen to this rank's copy of what rank (0, 0) tells: `drop`, `alter`,
+`reorder` (the N-th request of the replica is missing, has another id at its end, or
+stands where the one after it should) with the condition `request=N`, counted from 1,
+and `skip` (the step's record is missing) with `step=N`. Rank (0, 0) has no copy.
 """
 
 import re
@@ -17,9 +24,10 @@ from radixmesh.errors import InvalidRequest
 from worker.config import RankConfig
 from worker.engine.engine import StepPlan
 
-KINDS: Final = ("exit", "hang", "raise", "desync")
+RECORD_KINDS: Final = frozenset(("drop", "alter", "reorder", "skip"))
 _SYNTAX: Final = re.compile(
-    r"(?P<kind>exit|hang|raise|desync)@(?P<on>step|prompt-contains)=(?P<number>\d+)"
+    r"((?P<engine>exit|hang|raise|desync)@(?P<on>step|prompt-contains)="
+    r"|(?P<record>drop|alter|reorder)@request=|(?P<skip>skip)@step=)(?P<number>\d+)"
     r"(?P<ranks>(:(dp|pp|tp)=\d+)*)"
 )
 
@@ -40,7 +48,7 @@ class Fault:
 
 
 def parse_faults(scripts: Iterable[str], config: RankConfig) -> list[Fault]:
-    """Return the faults that concern this rank.
+    """Return the faults that concern this rank, of the engine and of its records alike.
 
     Raises:
         InvalidRequest: A script is not written as above.
@@ -51,11 +59,14 @@ def parse_faults(scripts: Iterable[str], config: RankConfig) -> list[Fault]:
         match = _SYNTAX.fullmatch(script.strip())
         if match is None:
             raise InvalidRequest(
-                f"--fake-faults: {script!r} is not kind@step=N or kind@prompt-contains=ID, with "
-                f"kind one of {', '.join(KINDS)}",
+                f"--fake-faults: {script!r} is not kind@step=N or kind@prompt-contains=ID with "
+                "kind one of exit, hang, raise, desync; nor skip@step=N; nor kind@request=N "
+                "with kind one of drop, alter, reorder",
                 field="fake_faults",
             )
         wanted = [part.split("=") for part in match["ranks"].split(":") if part]
         if all(here[name] == int(number) for name, number in wanted):
-            faults.append(Fault(match["kind"], match["on"], int(match["number"])))
+            kind = match["engine"] or match["record"] or match["skip"]
+            on = match["on"] or ("request" if match["record"] else "step")
+            faults.append(Fault(kind, on, int(match["number"])))
     return faults

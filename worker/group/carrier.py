@@ -1,7 +1,9 @@
 """The broadcast of a replica: what carries records from rank (0, 0) to the others and marks back.
 
-An interface with one carrier now: `local`, over unix sockets, for ranks that share
-a host. Rank (0, 0) holds a `Root`, every other rank a `Leaf`.
+An interface with two carriers: `local` over unix sockets, for ranks that share a host,
+and `gloo` across hosts. Rank (0, 0) holds a `Root`, every other rank a `Leaf`. A rank is
+known by its number in the replica. What is sent waits for nobody: ranks of later pipeline
+stages may be some steps behind rank (0, 0).
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ class Root(Protocol):
     """Rank (0, 0)'s end."""
 
     def hellos(self) -> Sequence[bytes]:
-        """Wait for every other rank's first word, by rank number. Loading may take minutes.
+        """Wait for every other rank's next word, by rank number. Loading may take minutes.
 
         Raises:
             PeerLost: A rank ended before it was ready.
@@ -31,8 +33,12 @@ class Root(Protocol):
         """
         ...
 
-    def marks(self) -> Sequence[int]:
-        """Wait for every other rank's mark of the last record, by rank number.
+    def marks(self, ranks: Sequence[int], timeout_s: float | None = None) -> Sequence[int]:
+        """Wait for the next unread mark of each of these ranks; one deadline for all.
+
+        A rank gives one mark for each record, in the order of the records. None means the
+        deadline that all waiting for ranks has. When it raises, nothing is known of which
+        marks were read.
 
         Raises:
             PeerLost: A rank is gone, or gave none within the deadline.
@@ -48,7 +54,7 @@ class Leaf(Protocol):
     """Any other rank's end."""
 
     def hello(self, word: bytes) -> None:
-        """Say the first word.
+        """Say a word to rank (0, 0), before the first record.
 
         Raises:
             PeerLost: Rank (0, 0) is gone.

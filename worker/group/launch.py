@@ -6,6 +6,7 @@ and starts nothing.
 """
 
 from collections.abc import Sequence
+from signal import SIGKILL
 from typing import Final
 
 import msgspec
@@ -43,9 +44,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """Kill a rank; one that has ended is no error."""
+    """Send a rank a signal, one that kills it as a rule; one that has ended is no error."""
 
     number: int
+    signal: int = SIGKILL
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -114,9 +116,8 @@ def with_descriptors(config: RankConfig, fds: Sequence[int]) -> RankConfig:
 
 
 def needs_meeting(config: RankConfig) -> bool:
-    """Whether the ranks of a replica meet at a store: they talk by gloo, or pass tensors by it."""
-    if config.carrier == "gloo":
-        return True
-    return config.engine == "torch" and (
-        config.pp > 1 or (config.tp > 1 and config.tensors == "gloo")
-    )
+    """Whether the ranks of a replica get a place to meet.
+
+    Records go by gloo, or tensors do, or would where shared memory can't be had.
+    """
+    return config.carrier == "gloo" or (config.engine == "torch" and config.pp * config.tp > 1)

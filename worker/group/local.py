@@ -30,7 +30,7 @@ class LocalRoot:
         return f"<LocalRoot of {len(self._sockets)} ranks>"
 
     def hellos(self) -> list[bytes]:
-        """Wait for every other rank's first word."""
+        """Wait for every other rank's next word."""
         words = []
         for number, peer in enumerate(self._sockets, 1):
             peer.settimeout(None)
@@ -46,11 +46,12 @@ class LocalRoot:
             peer.settimeout(self._deadline_s)
             _send(peer, framed, f"rank {number}")
 
-    def marks(self) -> list[int]:
-        """Wait for every other rank's mark of the last record; one deadline for all."""
+    def marks(self, ranks: Sequence[int], timeout_s: float | None = None) -> list[int]:
+        """Wait for the next unread mark of each of these ranks; the others' stay buffered."""
         values = []
-        until = time.monotonic() + self._deadline_s
-        for number, peer in enumerate(self._sockets, 1):
+        until = time.monotonic() + (self._deadline_s if timeout_s is None else timeout_s)
+        for number in ranks:
+            peer = self._sockets[number - 1]
             peer.settimeout(max(0.001, until - time.monotonic()))
             raw = _receive(peer, _MARK.size, f"rank {number}")
             values.append(_MARK.unpack(raw)[0])
@@ -73,7 +74,7 @@ class LocalLeaf:
         return "<LocalLeaf>"
 
     def hello(self, word: bytes) -> None:
-        """Say the first word."""
+        """Say a word."""
         _send(self._root, frame(word), "rank 0")
 
     def receive(self) -> bytes:

@@ -2,7 +2,7 @@
 
 The leader alone has a clock and a mailbox. Each step it takes what has arrived,
 broadcasts it as one record, and all ranks plan; their digests are compared before
-anything is computed. An idle leader blocks in its mailbox, an idle follower in
+anything is computed (see `compare.py`). An idle leader blocks in its mailbox, an idle follower in
 the broadcast: neither uses the CPU.
 """
 
@@ -13,18 +13,27 @@ from typing import NoReturn
 
 import msgspec
 
-from radixmesh.errors import RankDesync
 from worker.engine.engine import StepPlan
-from worker.group.carrier import Leaf, Root
+from worker.group.carrier import Leaf, PeerLost, Root
+from worker.group.compare import Comparison, Plans
 from worker.group.mailbox import Mailbox
 from worker.group.record import StepRecord, decode_record, encode_record
+from worker.group.topology import Topology
 from worker.group.turn import Turns
 from worker.group.watchdog import Watchdog
-from worker.request import LoadReport, StepOutput
+from worker.request import Inbound, LoadReport, StepOutput
 from worker.schedule.output import says_something
 from worker.schedule.rates import Rates
 
 logger = logging.getLogger(__name__)
+
+
+Tamper = Callable[[StepRecord], StepRecord | None]  # None: as if there had been no record
+
+
+def untouched(record: StepRecord) -> StepRecord:
+    """Leave a record as it came."""
+    return record
 
 
 def clock_us() -> int:
@@ -42,8 +51,10 @@ class Leader:
         mailbox: Mailbox,
         watchdog: Watchdog,
         *,
+        shape: Topology,
         clock: Callable[[], int] = clock_us,
     ) -> None:
+        """Take the parts; `shape` says which other ranks there are."""
         self._turns = turns
         self._root = root
         self._mailbox = mailbox
@@ -51,6 +62,9 @@ class Leader:
         self._clock = clock
         self._rates = Rates()
         self._reported: LoadReport | None = None
+        self._plans = Plans()
+        self._comparison = Comparison(root, self._plans, shape)
+        turns.before_commit = self._comparison.before_commit
 
     def run(self) -> NoReturn:
         """Turn until the front or a follower is gone.
@@ -67,26 +81,30 @@ class Leader:
         """One turn; blocks for input when there is nothing to compute."""
         inputs = self._mailbox.take(wait=self._turns.idle)
         with self._watchdog.step():
-            record = StepRecord(
-                step=self._turns.step,
-                now_us=self._clock(),
-                digest=self._turns.digest,
-                inputs=inputs,
-            )
-            self._root.broadcast(encode_record(record))
-            plan = self._turns.begin(record)
-            self._compare(plan)
-            began_us = self._clock()
-            output = self._turns.complete(plan)
-            self._learn(plan, (self._clock() - began_us) / 1e6)
+            try:
+                output = self._turn(inputs)
+            except PeerLost:
+                # A rank that finds that it differs ends; what it said before tells more.
+                self._comparison.explain()
+                raise
         self._publish(output, asked=bool(inputs))
 
-    def _compare(self, plan: StepPlan) -> None:
-        own = self._turns.digest
-        different = [rank for rank, mark in enumerate(self._root.marks(), 1) if mark != own]
-        if different:
-            logger.error("plans differ", extra={"ranks": different, **describe(plan, own)})
-            raise RankDesync(f"ranks {different} planned another step {plan.step}")
+    def _turn(self, inputs: list[Inbound]) -> StepOutput:
+        record = StepRecord(
+            step=self._turns.step,
+            now_us=self._clock(),
+            digest=self._turns.digest,
+            inputs=inputs,
+        )
+        self._root.broadcast(encode_record(record))
+        plan = self._turns.begin(record)
+        self._plans.add(plan, self._turns.digest)
+        self._comparison.before_launch(plan.step, self._turns.digest)
+        began_us = self._clock()
+        output = self._turns.complete(plan)
+        self._comparison.after_turn(idle=self._turns.idle)
+        self._learn(plan, (self._clock() - began_us) / 1e6)
+        return output
 
     def _learn(self, plan: StepPlan, seconds: float) -> None:
         self._rates.observe(
@@ -110,10 +128,15 @@ class Leader:
 class Follower:
     """Every other rank: does what the records say and answers each with its digest."""
 
-    def __init__(self, turns: Turns, leaf: Leaf, watchdog: Watchdog) -> None:
+    def __init__(
+        self, turns: Turns, leaf: Leaf, watchdog: Watchdog, *, tamper: Tamper = untouched
+    ) -> None:
+        """Take the parts; `tamper` changes this rank's copy of each record, for tests."""
         self._turns = turns
         self._leaf = leaf
         self._watchdog = watchdog
+        self._tamper = tamper
+        self._plans = Plans()
 
     def run(self) -> NoReturn:
         """Turn until rank (0, 0) is gone.
@@ -122,25 +145,23 @@ class Follower:
             PeerLost: Rank (0, 0) is gone.
             RankDesync: This rank differs from rank (0, 0).
         """
-        while True:
-            self.step()
+        try:
+            while True:
+                self.step()
+        finally:
+            # Rank (0, 0) may have ended because the two differ: here is this rank's side.
+            self._plans.log("planned last", level=logging.INFO)
 
     def step(self) -> StepOutput:
         """One turn; blocks until there is a record."""
-        raw = self._leaf.receive()
+        record = None
+        while record is None:
+            record = self._tamper(decode_record(self._leaf.receive()))
         with self._watchdog.step():
             try:
-                plan = self._turns.begin(decode_record(raw))
+                plan = self._turns.begin(record)
+                self._plans.add(plan, self._turns.digest)
             finally:
                 # Also when this rank refuses: its mark tells rank (0, 0) that they differ.
                 self._leaf.mark(self._turns.digest)
             return self._turns.complete(plan)
-
-
-def describe(plan: StepPlan, digest: int) -> dict[str, object]:
-    """Return what a log says of a plan: numbers only."""
-    return {
-        "step": plan.step,
-        "digest": f"{digest:016x}",
-        "rows": [(row.request_id, row.start, len(row.ids)) for row in plan.rows],
-    }

@@ -24,7 +24,8 @@ from worker.group.launch import REFUSALS
 from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.mailbox import FrontGone, Mailbox
 from worker.group.rank import Follower, Leader
-from worker.group.topology import Place
+from worker.group.tamper import make_tamper
+from worker.group.topology import Place, Topology
 from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog, dump_on_signal
 from worker.request import Broken, Ready
@@ -48,8 +49,8 @@ def run(config: RankConfig) -> int:
 
 def _lead(config: RankConfig, place: Place, began: float) -> int:
     mailbox = Mailbox(socket.socket(fileno=config.mailbox_fd))
-    root = LocalRoot([socket.socket(fileno=fd) for fd in config.broadcast_fds])
     try:
+        root = _root(config)
         engine = build_engine(config)
         kv_blocks = _agree(root, _ready(config, engine, began))
         root.broadcast(msgspec.msgpack.encode(kv_blocks))
@@ -60,7 +61,9 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
         logger.info("rank ready", extra={"place": place, "startup_s": round(ready.startup_s, 3)})
         watchdog = Watchdog(config.step_timeout_s)
         watchdog.start()
-        Leader(_turns(config, engine), root, mailbox, watchdog).run()
+        turns = _turns(config, engine)
+        shape = Topology(pp=config.pp, tp=config.tp)
+        Leader(turns, root, mailbox, watchdog, shape=shape).run()
     except FrontGone:
         logger.info("front gone", extra={"place": place})
         return 0
@@ -75,24 +78,42 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
 
 
 def _follow(config: RankConfig, place: Place, began: float) -> int:
-    leaf = LocalLeaf(socket.socket(fileno=config.broadcast_fds[0]))
+    leaf: Leaf | None = None
     try:
+        leaf = _leaf(config)
         engine = build_engine(config)
         leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
         engine.reserve(msgspec.msgpack.decode(leaf.receive(), type=int))
         leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
         watchdog = Watchdog(config.step_timeout_s)
         watchdog.start()
-        Follower(_turns(config, engine), leaf, watchdog).run()
+        Follower(_turns(config, engine), leaf, watchdog, tamper=make_tamper(config)).run()
     except PeerLost as error:
         logger.info("rank ends", extra={"place": place, "reason": error.message})
         return 0
     except REFUSALS as error:
-        return _refuse(leaf, Broken(error.reason, error.message))
+        return _refuse(leaf, Broken(error.reason, error.message)) if leaf else 1
     except Exception:
         # The end of this process is what rank (0, 0) and the front notice.
         logger.exception("rank broken", extra={"place": place})
         return 1
+
+
+def _root(config: RankConfig) -> Root:
+    if config.carrier == "local":
+        sockets = [socket.socket(fileno=fd) for fd in config.broadcast_fds]
+        return LocalRoot(sockets, deadline_s=config.peer_timeout_s)
+    from worker.group.gloo import GlooRoot  # needs torch
+
+    return GlooRoot(config)
+
+
+def _leaf(config: RankConfig) -> Leaf:
+    if config.carrier == "local":
+        return LocalLeaf(socket.socket(fileno=config.broadcast_fds[0]))
+    from worker.group.gloo import GlooLeaf  # needs torch
+
+    return GlooLeaf(config)
 
 
 def _turns(config: RankConfig, engine: Engine) -> Turns:

@@ -7,6 +7,7 @@ and compare the digests between planning and launching.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class Turns:
         self._depth = depth
         self._under_way: deque[StepPlan] = deque()
         self._digest = PlanDigest()
+        # Told the number of a step that was computed and is about to be committed.
+        self.before_commit: Callable[[int], None] = lambda _: None
         self.step = 0
 
     def __repr__(self) -> str:
@@ -119,6 +122,7 @@ class Turns:
     def _commit_oldest(self) -> None:
         oldest = self._under_way.popleft()
         result = self._engine.collect()
+        self.before_commit(oldest.step)
         self._scheduler.commit(oldest, result)
         if self._compared:
             self._digest.fold_result(result)

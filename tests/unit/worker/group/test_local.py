@@ -27,7 +27,7 @@ def test_a_first_word_a_record_and_a_mark_go_across(pair: tuple[LocalRoot, Local
     root.broadcast(b"record")
     assert leaf.receive() == b"record"
     leaf.mark(2**64 - 1)
-    assert root.marks() == [2**64 - 1]
+    assert root.marks([1]) == [2**64 - 1]
 
 
 def test_a_record_larger_than_any_socket_buffer_arrives_whole() -> None:
@@ -48,14 +48,28 @@ def test_a_lone_rank_broadcasts_to_nobody() -> None:
     root = LocalRoot([])
     root.broadcast(b"record")
     assert root.hellos() == []
-    assert root.marks() == []
+    assert root.marks([]) == []
+
+
+def test_marks_of_a_rank_that_is_asked_later_wait_in_order() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    root = LocalRoot([one for one, _ in pairs])
+    leaves = [LocalLeaf(other) for _, other in pairs]
+    for value in range(3):
+        for number, leaf in enumerate(leaves, 1):
+            leaf.mark(10 * number + value)
+        assert root.marks([1]) == [10 + value]
+    assert [root.marks([2]) for _ in range(3)] == [[20], [21], [22]]
+    root.close()
+    for leaf in leaves:
+        leaf.close()
 
 
 def test_a_silent_rank_is_lost_after_the_deadline(pair: tuple[LocalRoot, LocalLeaf]) -> None:
     root, _ = pair
     root.broadcast(b"record")
     with pytest.raises(PeerLost, match="rank 1 gave no answer"):
-        root.marks()
+        root.marks([1])
 
 
 def test_a_rank_that_reads_nothing_is_lost_after_the_deadline(
@@ -72,7 +86,7 @@ def test_a_dead_rank_is_noticed_at_once(pair: tuple[LocalRoot, LocalLeaf]) -> No
     with pytest.raises(PeerLost, match="is gone"):
         root.broadcast(b"record")
     with pytest.raises(PeerLost, match="is gone"):
-        root.marks()
+        root.marks([1])
 
 
 def test_the_end_of_rank_0_ends_the_others(pair: tuple[LocalRoot, LocalLeaf]) -> None:

@@ -1,5 +1,7 @@
 """Ranks of a replica over real sockets: same plans, same ids, or a typed end."""
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -15,7 +17,8 @@ from worker.group.mailbox import FrontGone
 from worker.group.record import StepRecord
 from worker.request import Cancel, Sampling, StepOutput
 
-SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2)]
+ENDLESS = Sampling(seed=1, max_tokens=100, ignore_eos=True)
+SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
 
 
 @pytest.fixture
@@ -102,6 +105,80 @@ def test_a_rank_that_draws_other_ids_ends_the_replica_before_it_goes_on(
     assert isinstance(replica.ends[0], RankDesync)
     assert all(isinstance(end, RankDesync | PeerLost) for end in replica.ends.values())
     assert len(replica.ends) == 4
+
+
+@pytest.mark.parametrize("where", ["tp=1", "pp=1:tp=0", "pp=3:tp=0"])
+@pytest.mark.parametrize("kind", ["drop", "alter", "reorder"])
+def test_a_rank_that_was_told_another_request_ends_the_replica_within_seconds(
+    started: list[RankThreads], caplog: pytest.LogCaptureFixture, kind: str, where: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    tp = 2 if where == "tp=1" else 1
+    replica = RankThreads(pp=4 // tp, tp=tp, faults=[f"{kind}@request=5:{where}"])
+    started.append(replica)
+    for number in range(1, 9):
+        replica.front.send(add(number, [3, 4, 5 + number], sampling=ENDLESS))
+    began = time.monotonic()
+    list(replica.front.outputs())
+    replica.join()
+    assert time.monotonic() - began < 5
+    assert isinstance(replica.ends[0], RankDesync)
+    assert all(isinstance(end, RankDesync | PeerLost) for end in replica.ends.values())
+    assert_both_sides_are_in(caplog)
+
+
+def assert_both_sides_are_in(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the plan of the step at which two ranks differ, from both."""
+    told = [vars(record) for record in caplog.records]
+    step = next(record["differs_at"] for record in told if record["msg"] == "plans differ")
+    ours = {r["digest"] for r in told if r["msg"] == "plans differ" and r["step"] == step}
+    theirs = {r["digest"] for r in told if r["msg"] == "planned last" and r["step"] == step}
+    assert len(ours) == 1
+    assert theirs - ours, "one rank planned something else, and says what"
+
+
+def test_a_rank_that_misses_a_step_ends_the_replica_in_time(started: list[RankThreads]) -> None:
+    replica = RankThreads(tp=2, faults=["skip@step=3:tp=1"], deadline_s=0.3)
+    started.append(replica)
+    replica.front.send(add(1, [3, 4, 5], sampling=ENDLESS))
+    began = time.monotonic()
+    list(replica.front.outputs())
+    replica.join()
+    assert time.monotonic() - began < 3
+    assert isinstance(replica.ends[0], PeerLost)
+
+
+def test_a_stage_that_misses_a_step_is_found_out(started: list[RankThreads]) -> None:
+    replica = RankThreads(pp=4, faults=["skip@step=3:pp=2"])
+    started.append(replica)
+    for number in range(1, 9):
+        replica.front.send(add(number, [3, 4, 5 + number], sampling=ENDLESS))
+    list(replica.front.outputs())
+    replica.join()
+    assert isinstance(replica.ends[0], RankDesync)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_a_cancel_in_any_micro_batch_leaves_every_stage_empty(
+    started: list[RankThreads], pp: int
+) -> None:
+    replica = RankThreads(pp=pp)
+    started.append(replica)
+    for number in range(1, 2 * pp + 1):
+        replica.front.send(add(number, [3 + number], sampling=ENDLESS))
+    seen: set[int] = set()
+    for output in replica.front.outputs():
+        # Each is cancelled as soon as it runs: the micro-batches are at different steps.
+        fresh = set(output.request_ids) - seen
+        seen |= fresh
+        if fresh:
+            replica.front.send(Cancel(sorted(fresh)))
+        if seen == set(range(1, 2 * pp + 1)) and output.load.running == output.load.waiting == 0:
+            break
+    assert output.load.free_blocks == 64
+    replica.close()
+    assert len({turns.digest for turns in replica.turns}) == 1
+    assert all(turns.idle for turns in replica.turns)
 
 
 def test_a_broken_follower_ends_the_replica(started: list[RankThreads]) -> None:

@@ -1,0 +1,111 @@
+"""Compares the ranks' marks with rank (0, 0)'s own: all ranks plan alike, or the replica ends.
+
+Ranks of the own stage are compared before a step is launched. Those of later stages are
+still busy with earlier steps then; they are compared before the step is committed, which
+is before anybody hears of its ids. Holds the last plans, for the log.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from radixmesh.errors import RankDesync
+from worker.engine.engine import StepPlan
+from worker.group.carrier import PeerLost, Root
+from worker.group.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_KEPT: Final = 8
+# For a mark that is here if it ever comes.
+_HERE_S: Final = 0.05
+
+
+class Plans:
+    """The last plans of a rank with the digest after each, for the log of its end."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[StepPlan, int]] = deque(maxlen=_KEPT)
+
+    def add(self, plan: StepPlan, digest: int) -> None:
+        """Keep a plan; the oldest is forgotten."""
+        self._last.append((plan, digest))
+
+    def log(self, why: str, *, level: int = logging.ERROR, **fields: object) -> None:
+        """Write the plans, a line each, oldest first."""
+        for plan, digest in self._last:
+            logger.log(level, why, extra={**fields, **describe(plan, digest)})
+
+
+class Comparison:
+    """What rank (0, 0) expects of the marks that are still to come."""
+
+    def __init__(self, root: Root, plans: Plans, shape: Topology) -> None:
+        self._root = root
+        self._plans = plans
+        self._stage = range(1, shape.tp)
+        self._later = range(shape.tp, shape.replica_size)
+        self._lag = shape.pp - 1
+        self._open: deque[int] = deque()  # steps that later stages were not compared for
+        # For each rank (step, own mark) of the marks not read yet, in their order.
+        self._expected: list[deque[tuple[int, int]]] = [deque() for _ in range(shape.replica_size)]
+
+    def before_launch(self, step: int, own: int) -> None:
+        """Compare the marks of this stage's ranks for a step.
+
+        Raises:
+            RankDesync: One planned something else.
+            PeerLost: One is gone, or gave none in time.
+        """
+        for expected in self._expected[1:]:
+            expected.append((step, own))
+        self._compare(self._stage)
+        if self._later:
+            self._open.append(step)
+
+    def before_commit(self, step: int) -> None:
+        """Compare the marks of later stages for all steps up to this one. Raises as above."""
+        while self._open and self._open[0] <= step:
+            self._open.popleft()
+            self._compare(self._later)
+
+    def after_turn(self, *, idle: bool) -> None:
+        """Compare what must not wait longer: all before a rest, else what lags too far."""
+        while self._open and (idle or len(self._open) > self._lag):
+            self._open.popleft()
+            self._compare(self._later)
+
+    def explain(self) -> None:
+        """Read the marks that are there already, after a rank was lost.
+
+        Raises:
+            RankDesync: One shows that its rank planned something else.
+        """
+        for rank, expected in enumerate(self._expected):
+            with suppress(PeerLost):
+                while expected:
+                    self._compare([rank], timeout_s=_HERE_S)
+
+    def _compare(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> None:
+        if not ranks:
+            return
+        marks = self._root.marks(ranks, timeout_s)
+        wanted = [self._expected[rank].popleft() for rank in ranks]
+        different = [
+            rank for rank, mark, (_, own) in zip(ranks, marks, wanted, strict=True) if mark != own
+        ]
+        if different:
+            step = wanted[0][0]
+            self._plans.log("plans differ", ranks=different, differs_at=step)
+            raise RankDesync(f"ranks {different} planned another step {step}")
+
+
+def describe(plan: StepPlan, digest: int) -> dict[str, object]:
+    """Return what a log says of a plan: numbers only."""
+    return {
+        "step": plan.step,
+        "digest": f"{digest:016x}",
+        "rows": [(row.request_id, row.start, len(row.ids)) for row in plan.rows],
+    }
