@@ -7,7 +7,7 @@ from radixmesh.errors import InvalidRequest
 from radixmesh.rpc.lifecycle import start
 from radixmesh.settings import load
 from worker.app import serve
-from worker.front.supervisor import CannotStart
+from worker.front.supervisor import GroupEnded
 from worker.settings import WorkerSettings
 
 PROG = "radixmesh-worker"
@@ -22,9 +22,9 @@ def main() -> int:
     except InvalidRequest as error:
         sys.stderr.write(f"{PROG}: --model: {error.message}\n")
         return 2
-    except CannotStart as refusal:
-        sys.stderr.write(f"{PROG}: {refusal}\n")
-        return 2
+    except GroupEnded as end:
+        sys.stderr.write(f"{PROG}: {end}\n")
+        return end.exit_status
 
 
 if __name__ == "__main__":

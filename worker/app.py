@@ -44,6 +44,7 @@ async def serve(
     Raises:
         InvalidRequest: There is no such model.
         CannotStart: The ranks refuse their configuration.
+        KeepsFailing: All replicas have failed again and again.
         OSError: A port can't be had.
     """
     model_dir = resolve(settings.model)
@@ -66,12 +67,10 @@ async def serve(
 
 
 async def _tell_health(group: Group, server: Server) -> None:
-    changed = asyncio.Event()
-    group.on_change = changed.set
     while True:
-        await server.health.set(SERVICE_NAME, group.ready)
-        await changed.wait()
-        changed.clear()
+        ready = group.ready
+        await server.health.set(SERVICE_NAME, ready)
+        await group.changed.until(lambda was=ready: group.ready != was)  # type: ignore[misc]
 
 
 async def _drain(group: Group, server: Server, grace_s: float) -> None:

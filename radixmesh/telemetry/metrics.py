@@ -32,12 +32,17 @@ class _Maker:
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
         self._registry = registry
         self._prefix = f"radixmesh_{service}_"
+        self.made: list[tuple[Counter | Gauge, tuple[str, ...]]] = []
 
     def counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(self._prefix + name, says, labels, registry=self._registry)
+        counter = Counter(self._prefix + name, says, labels, registry=self._registry)
+        self.made.append((counter, labels))
+        return counter
 
     def gauge(self, name: str, says: str, *labels: str) -> Gauge:
-        return Gauge(self._prefix + name, says, labels, registry=self._registry)
+        gauge = Gauge(self._prefix + name, says, labels, registry=self._registry)
+        self.made.append((gauge, labels))
+        return gauge
 
     def histogram(self, name: str, says: str, *, buckets: Sequence[float]) -> Histogram:
         return Histogram(self._prefix + name, says, buckets=buckets, registry=self._registry)
@@ -173,6 +178,19 @@ class WorkerMetrics:
         )
         self._declare_replicas(make)
         self._declare_links(make)
+        self._of_replica = [each for each in make.made if "dp_rank" in each[1]]
+
+    def forget_replica(self, dp_rank: int) -> None:
+        """Drop every series of a replica that is gone."""
+        for metric, labels in self._of_replica:
+            samples = [sample for family in metric.collect() for sample in family.samples]
+            ours = {
+                tuple(sample.labels[label] for label in labels)
+                for sample in samples
+                if sample.labels["dp_rank"] == str(dp_rank)
+            }
+            for values in ours:
+                metric.remove(*values)
 
     def _declare_replicas(self, make: _Maker) -> None:
         self.kv_blocks = make.gauge("kv_blocks_count", "Blocks of the KV pool.", "dp_rank")

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import msgspec
@@ -159,24 +160,28 @@ async def test_whatever_else_breaks_a_rank_is_a_loss_that_a_router_can_resume_af
 
 async def test_a_replica_with_work_and_nothing_to_say_is_started_anew(model_dir: Path) -> None:
     launcher = ScriptedLauncher()
-    # With the slack that the rank's own watchdog gets, and a tick a second: 3 to 4 s.
+    # With the slack that the rank's own watchdog gets: 2.5 s.
+    pace: dict[str, Any] = {"step_timeout_s": 0.5, "probe_interval_s": 0.1}
     async with (
-        run_front(model_dir, launch=launcher, step_timeout_s=0.5) as address,
+        run_front(model_dir, launch=launcher, **pace) as address,
         attach(address) as router,
     ):
         await router.until_up(0)
         stuck = await launcher.incarnation(0, 0)
+        stuck.answers_probes = False
         output = router.submit([5])
         failure = await output.failure()
         assert isinstance(failure, errors.GroupLost)
         assert "stuck" in failure.message
         await stuck.ended.wait()
+        assert stuck.dumps == 1
 
 
-async def test_an_idle_replica_is_not_stuck_however_long_it_is_silent(model_dir: Path) -> None:
+async def test_an_idle_replica_is_not_stuck_however_long_it_has_no_work(model_dir: Path) -> None:
     launcher = ScriptedLauncher()
+    pace: dict[str, Any] = {"step_timeout_s": 0.01, "probe_interval_s": 0.1}
     async with (
-        run_front(model_dir, launch=launcher, step_timeout_s=0.01) as address,
+        run_front(model_dir, launch=launcher, **pace) as address,
         attach(address) as router,
     ):
         await router.until_up(0)

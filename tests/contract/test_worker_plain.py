@@ -183,8 +183,11 @@ async def test_a_flush_does_not_outlive_its_replica(model_dir: Path) -> None:
         assert isinstance(from_rpc_error(raised.value), errors.GroupLost)
 
 
-async def test_scaling_is_not_offered(model_dir: Path) -> None:
+@pytest.mark.parametrize("dp", [0, 1025])
+async def test_a_group_has_from_1_to_1024_replicas(model_dir: Path, dp: int) -> None:
     async with group(model_dir) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await stub.ScaleReplicas(pb.ScaleReplicasRequest(dp=2))
-        assert isinstance(from_rpc_error(raised.value), errors.NotSupported)
+            await stub.ScaleReplicas(pb.ScaleReplicasRequest(dp=dp))
+        failure = from_rpc_error(raised.value)
+        assert isinstance(failure, errors.InvalidRequest)
+        assert failure.field == "dp"

@@ -1,7 +1,7 @@
 """Ranks without processes: the far end of a replica's mailbox, driven by the test.
 
-A `ScriptedRanks` says that it is ready and passes the self-test by itself; all that
-follows is said by the test. It keeps the digest of what it reported as stored.
+A `ScriptedRanks` says that it is ready, passes the self-test and answers probes by
+itself; all else is said by the test. It keeps the digest of what it reported as stored.
 """
 
 import asyncio
@@ -27,14 +27,17 @@ from worker.request import (
     Inbound,
     LoadReport,
     Outbound,
+    Pause,
+    Probe,
     PromptScores,
     Ready,
     Started,
     StepOutput,
     Tops,
+    Weights,
 )
 
-Message = TypeVar("Message", Add, Cancel, Flush)
+Message = TypeVar("Message", Add, Cancel, Flush, Pause, Probe, Weights)
 
 READY = Ready(
     block_tokens=16, kv_blocks=256, max_model_len=512, vocab_size=1000, eos_ids=(1,), startup_s=0.0
@@ -61,6 +64,8 @@ class ScriptedRanks:
         self.mailbox, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self.passes_test = passes_test
+        self.answers_probes = True
+        self.dumps = 0
         self._splitter = FrameSplitter()
         self._decoder: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
         self._arrived: list[Inbound] = []
@@ -77,6 +82,9 @@ class ScriptedRanks:
 
     async def first_end(self) -> str:
         return await asyncio.shield(self._died)
+
+    def dump(self) -> None:
+        self.dumps += 1
 
     async def end(self, grace_s: float) -> None:
         self._close()
@@ -161,6 +169,18 @@ class ScriptedRanks:
         """Wait for an order to empty the cache."""
         return await self._next(Flush)
 
+    async def pause(self) -> Pause:
+        """Wait for an order to pause or to go on."""
+        return await self._next(Pause)
+
+    async def probe(self) -> Probe:
+        """Wait for a probe; only with `answers_probes` false does one come."""
+        return await self._next(Probe)
+
+    async def weights(self) -> Weights:
+        """Wait for an order to change the weights."""
+        return await self._next(Weights)
+
     async def _next(self, kind: type[Message]) -> Message:
         while True:
             for index, message in enumerate(self._arrived):
@@ -190,6 +210,9 @@ class ScriptedRanks:
                 self._tested = True
                 self._answer_test(message.request_id)
                 return
+        if isinstance(message, Probe) and self.answers_probes:
+            self.step(answers=[Answer(message.token)])
+            return
         self._arrived.append(message)
         self._news.set()
 

@@ -4,20 +4,23 @@ Knows settings, replicas and their supervisors; knows neither gRPC nor who asks.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from prometheus_client import CollectorRegistry
 
 from radixmesh.models import tokenizer_fingerprint
 from radixmesh.telemetry.metrics import WorkerMetrics
 from worker.config import FakeConfig, RankConfig
+from worker.front.crew import Crew
 from worker.front.group import Group
 from worker.front.meters import Meters
 from worker.front.plan import GroupPlan
+from worker.front.probes import ProbePace
 from worker.front.ranks import RankLauncher
-from worker.front.supervisor import CannotStart, Launch, Pace, Supervisor
+from worker.front.supervisor import GroupEnded, Launch, Pace
 from worker.settings import WorkerSettings
 
 TICK_S = 1.0
@@ -51,25 +54,31 @@ async def running(
 
     Raises:
         CannotStart: The ranks refuse their configuration.
+        KeepsFailing: All replicas have failed again and again.
     """
     launcher = RankLauncher(rank_config(settings, str(model_dir)))
-    launch = launch or launcher
-    pace = Pace(startup_s=settings.startup_timeout_s)
+    pace = Pace(startup_s=settings.startup_timeout_s, max_failures=settings.max_failures)
+    crew = Crew(group, launch or launcher, pace, retire_grace_s=settings.drain_grace_s)
     try:
         async with aclosing(launcher), asyncio.TaskGroup() as tasks:
             alive = [
-                tasks.create_task(Supervisor(replica, group, launch, pace).run())
-                for replica in group.replicas
+                tasks.create_task(crew.run()),
+                tasks.create_task(_every(TICK_S, group.tick)),
+                tasks.create_task(_every(group.plan.probes.tick_s, group.probe)),
             ]
-            alive.append(tasks.create_task(_tick(group)))
             yield
             for task in alive:
                 task.cancel()
     except BaseExceptionGroup as failures:
-        # All replicas are told the same: the first one's refusal says enough.
-        if refused := failures.subgroup(CannotStart):
-            raise refused.exceptions[0] from failures
+        if ended := failures.subgroup(GroupEnded):
+            raise _first(ended) from failures
         raise
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    # All replicas are told the same: what ended the first one says enough.
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def group_plan(settings: WorkerSettings, fingerprint: str) -> GroupPlan:
@@ -85,7 +94,12 @@ def group_plan(settings: WorkerSettings, fingerprint: str) -> GroupPlan:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         max_batched_tokens=settings.max_batched_tokens,
-        step_timeout_s=settings.step_timeout_s + WATCHDOG_SLACK_S,
+        dispatch=settings.dispatch,
+        probes=ProbePace(
+            interval_s=settings.probe_interval_s,
+            timeout_s=settings.probe_timeout_s,
+            give_up_s=settings.step_timeout_s + WATCHDOG_SLACK_S,
+        ),
     )
 
 
@@ -118,8 +132,8 @@ def rank_config(settings: WorkerSettings, model_dir: str) -> RankConfig:
     )
 
 
-async def _tick(group: Group) -> None:
-    # The only timer of an idle group.
+async def _every(seconds: float, do: Callable[[], None]) -> NoReturn:
+    # Both of these are all the timers of an idle group.
     while True:
-        await asyncio.sleep(TICK_S)
-        group.tick()
+        await asyncio.sleep(seconds)
+        do()

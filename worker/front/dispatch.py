@@ -1,7 +1,8 @@
 """Which replica gets a request that names none. Pure: numbers in, a choice out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,22 @@ class Candidate:
     requests: int
 
 
-class Dispatcher:
-    """Least work first; among equals each in its turn."""
+# What is least where a request should go; candidates that are equal in it take turns.
+Burden = Callable[[Candidate], tuple[int, ...]]
 
-    def __init__(self) -> None:
+BURDENS: Final[Mapping[str, Burden]] = {
+    "tokens": lambda each: (each.uncached_tokens, each.requests),
+    "shortest_queue": lambda each: (each.requests,),
+    "round_robin": lambda _: (),
+}
+
+
+class Dispatcher:
+    """Least burden first; among equals each in its turn."""
+
+    def __init__(self, policy: str = "tokens") -> None:
+        """Take a policy by its name in `BURDENS`. Raises KeyError."""
+        self._burden = BURDENS[policy]
         self._last = -1
 
     def choose(self, candidates: Sequence[Candidate]) -> int:
@@ -34,9 +47,12 @@ class Dispatcher:
         """
         if not candidates:
             raise ValueError("no candidate")
-        least = min((each.uncached_tokens, each.requests) for each in candidates)
+        burdens = [self._burden(each) for each in candidates]
+        least = min(burdens)
         equals = sorted(
-            each.dp_rank for each in candidates if (each.uncached_tokens, each.requests) == least
+            each.dp_rank
+            for each, burden in zip(candidates, burdens, strict=True)
+            if burden == least
         )
         after = [dp_rank for dp_rank in equals if dp_rank > self._last]
         self._last = after[0] if after else equals[0]

@@ -12,7 +12,7 @@ import msgspec
 
 from radixmesh.errors import GroupLost, QueueFull
 from worker.group.framing import FrameSplitter, FramingError, frame
-from worker.request import Cancel, Inbound, Outbound
+from worker.request import Cancel, Inbound, Outbound, Probe
 
 MAX_PENDING_BYTES = 64 << 20
 
@@ -51,14 +51,15 @@ class Mailbox(asyncio.Protocol):
 
         Raises:
             GroupLost: The rank is gone.
-            QueueFull: The rank has not read for so long that the buffer is full. Cancels
-                still go: they are few, and they free what is in the way.
+            QueueFull: The rank has not read for so long that the buffer is full. Cancels and
+                probes still go: they are few, the ones free what is in the way, and the others
+                tell when it is too long.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
             raise GroupLost("the replica is gone")
         over = transport.get_write_buffer_size() > self._max_pending_bytes
-        if over and not isinstance(message, Cancel):
+        if over and not isinstance(message, Cancel | Probe):
             raise QueueFull("the replica does not read its mailbox")
         transport.write(frame(self._encoder.encode(message)))
 

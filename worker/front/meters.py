@@ -3,8 +3,7 @@
 Gauges are read from the replicas when they are scraped, so they are never stale.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 from prometheus_client import Gauge
 
@@ -19,33 +18,32 @@ class Meters:
     def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
 
-    def watch(
-        self,
-        replicas: Sequence[Replica],
-        *,
-        kv_blocks: Callable[[], int],
-        links: Callable[[], int],
-    ) -> None:
-        """Read the gauges from these whenever they are scraped."""
+    def watch_links(self, count: Callable[[], int]) -> None:
+        """Read the number of attached routers from this whenever it is scraped."""
+        self._metrics.links.set_function(count)
+
+    def watch(self, replica: Replica, *, kv_blocks: Callable[[], int]) -> None:
+        """Read a replica's gauges whenever they are scraped."""
         metrics = self._metrics
-        readers: list[tuple[Gauge, Callable[[Replica], float]]] = [
-            (metrics.running, lambda replica: replica.load.running),
-            (metrics.waiting, lambda replica: replica.load.waiting),
-            (metrics.uncached_tokens, lambda replica: replica.load.uncached_tokens),
-            (metrics.kv_free_blocks, lambda replica: replica.load.free_blocks),
-            (metrics.prefill_rate, lambda replica: replica.load.prefill_rate),
-            (metrics.step_seconds, lambda replica: replica.load.decode_step_s),
-            (metrics.cached_blocks, lambda replica: len(replica.mirror)),
-            (metrics.ready, lambda replica: replica.state is ReplicaState.UP),
-            (metrics.kv_blocks, lambda _: kv_blocks()),
+        readers: list[tuple[Gauge, Callable[[], float]]] = [
+            (metrics.running, lambda: replica.load.running),
+            (metrics.waiting, lambda: replica.load.waiting),
+            (metrics.uncached_tokens, lambda: replica.load.uncached_tokens),
+            (metrics.kv_free_blocks, lambda: replica.load.free_blocks),
+            (metrics.prefill_rate, lambda: replica.load.prefill_rate),
+            (metrics.step_seconds, lambda: replica.load.decode_step_s),
+            (metrics.cached_blocks, lambda: len(replica.mirror)),
+            (metrics.ready, lambda: replica.state is ReplicaState.UP),
+            (metrics.kv_blocks, kv_blocks),
         ]
         for gauge, read in readers:
-            for replica in replicas:
-                gauge.labels(dp_rank=replica.dp_rank).set_function(partial(read, replica))
-        metrics.links.set_function(links)
-        for replica in replicas:
-            # So that a rate has a beginning.
-            metrics.restarts.labels(dp_rank=replica.dp_rank)
+            gauge.labels(dp_rank=replica.dp_rank).set_function(read)
+        # So that a rate has a beginning.
+        metrics.restarts.labels(dp_rank=replica.dp_rank)
+
+    def forget(self, dp_rank: int) -> None:
+        """Show nothing more of a replica that is gone."""
+        self._metrics.forget_replica(dp_rank)
 
     def started(
         self, dp_rank: int, *, prompt_tokens: int, cached_tokens: int, waited_s: float

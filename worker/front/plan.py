@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from worker.front.ask import GroupInfo
+from worker.front.probes import ProbePace
 from worker.request import Ready
 
 
@@ -20,7 +21,8 @@ class GroupPlan:
     max_running: int
     max_waiting: int
     max_batched_tokens: int
-    step_timeout_s: float
+    dispatch: str
+    probes: ProbePace
 
     def info(self, ready: Ready) -> GroupInfo:
         """Return the group's description, given what a rank reported."""

@@ -6,6 +6,8 @@ Knows hosts and processes; knows neither messages nor when to start again.
 import asyncio
 import socket
 
+import msgspec
+
 from worker.group.launch import RankConfig, needs_meeting
 from worker.group.topology import Topology
 from worker.node.forks import ForkServer
@@ -28,6 +30,10 @@ class RankSet:
         """Wait until a rank ends; return which and how, for people."""
         return await self._share.first_end()
 
+    def dump(self) -> None:
+        """Have every rank that still can write its stacks and its state to the log."""
+        self._share.dump()
+
     async def end(self, grace_s: float) -> None:
         """Wait for the ranks to go by themselves, then kill what is left. All are reaped."""
         await self._share.end(grace_s)
@@ -41,7 +47,6 @@ class RankLauncher:
 
     def __init__(self, base: RankConfig) -> None:
         self._base = base
-        self._topology = Topology(base.dp, base.pp, base.tp)
         self._forks: ForkServer | None = None
         self._starting = asyncio.Lock()
 
@@ -52,20 +57,22 @@ class RankLauncher:
             OSError: A socket or a process could not be made; none is left.
         """
         forks = await self._fork_server()
-        places = self._topology.share(dp_rank, 0)
-        if not needs_meeting(self._base):
+        # A group that was scaled up has replicas beyond those that it began with.
+        base = msgspec.structs.replace(self._base, dp=max(self._base.dp, dp_rank + 1))
+        places = Topology(base.dp, base.pp, base.tp).share(dp_rank, 0)
+        if not needs_meeting(base):
             life = Life(dp_rank=dp_rank, incarnation=incarnation)
-            share = await start_share(forks, self._base, places, life)
+            share = await start_share(forks, base, places, life)
         else:
             # Bound here and passed on, so that nobody else can take the port meanwhile.
-            with socket.create_server((self._base.store_host, 0)) as store:
+            with socket.create_server((base.store_host, 0)) as store:
                 life = Life(
                     dp_rank=dp_rank,
                     incarnation=incarnation,
-                    store_host=self._base.store_host,
+                    store_host=base.store_host,
                     store_port=store.getsockname()[1],
                 )
-                share = await start_share(forks, self._base, places, life, store=store)
+                share = await start_share(forks, base, places, life, store=store)
         assert share.mailbox is not None
         return RankSet(share.mailbox, share)
 

@@ -8,13 +8,14 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from radixmesh.errors import GroupLost, MeshError
 from worker.front.dispatch import Candidate
 from worker.front.feed_out import Event, FeedBroken, Mirror
 from worker.front.jobs import Job
-from worker.request import Add, Cancel, Flush, Inbound, LoadReport, StepOutput
+from worker.request import Add, Cancel, Control, Flush, Inbound, LoadReport, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,28 @@ class ReplicaState(enum.IntEnum):
     DOWN = 3
 
 
+class Hold(enum.Enum):
+    """Why a replica that is up takes no new work; the value says it to people."""
+
+    DRAINED = "is draining"
+    RETIRING = "is retiring"
+    PAUSED = "is paused"
+    RELOADING = "is changing its weights"
+    SILENT = "does not answer"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedWeights:
+    """What a replica computes with: a directory (empty: the model's own), and its version."""
+
+    folder: str
+    version: str
+
+
+class Stuck(GroupLost):
+    """The ranks run and say nothing; what they are at belongs into the log before they end."""
+
+
 class Channel(Protocol):
     """The way to a replica's ranks."""
 
@@ -39,16 +62,24 @@ class Channel(Protocol):
 
 
 class Replica:
-    """A replica. Its owner calls `begin`, `set_up` and `lose`, in that order, again and again."""
+    """A replica. Its owner calls `begin`, `set_up` and `lose`, in that order, again and again.
 
-    def __init__(self, dp_rank: int) -> None:
+    Attributes:
+        jobs: What it works on, by request number.
+        holds: Why it takes no new work, if it is up; each is somebody's to take back.
+        weights: What its ranks compute with now; None until they begin to serve.
+        failures: Lives in a row that ended before they were healthy; its supervisor's.
+    """
+
+    def __init__(self, dp_rank: int, *, holds: Iterable[Hold] = ()) -> None:
         self.dp_rank = dp_rank
         self.incarnation = 0
         self.mirror = Mirror(0)
         self.load = NO_LOAD
         self.jobs: dict[int, Job] = {}
-        self.draining = False
-        self.last_output_at = 0.0
+        self.holds = set(holds)
+        self.weights: LoadedWeights | None = None
+        self.failures = 0
         self._up = False
         self._channel: Channel | None = None
         self._on_broken: Callable[[MeshError], None] = lambda _: None
@@ -65,7 +96,17 @@ class Replica:
         """What it can do now."""
         if not self._up:
             return ReplicaState.DOWN
-        return ReplicaState.DRAINING if self.draining else ReplicaState.UP
+        return ReplicaState.DRAINING if self.holds else ReplicaState.UP
+
+    @property
+    def weight_version(self) -> str:
+        """Of the weights with which it computed what it said last."""
+        return self.weights.version if self.weights else ""
+
+    @property
+    def held_by(self) -> Hold | None:
+        """The first reason for which it takes no new work, in the order of `Hold`."""
+        return next((hold for hold in Hold if hold in self.holds), None)
 
     @property
     def candidate(self) -> Candidate:
@@ -98,6 +139,7 @@ class Replica:
         self._up = False
         self._channel = None
         self.load = NO_LOAD
+        self.holds.discard(Hold.SILENT)
         return lost
 
     def give_up(self, error: MeshError) -> None:
@@ -112,9 +154,6 @@ class Replica:
             QueueFull: They do not read.
         """
         self._send(add)
-        if not self.jobs:
-            # The watchdog measures silence only while there is work.
-            self.last_output_at = job.dispatched_at
         self.jobs[job.request_id] = job
         self._unseen.append(job)
         self._unseen_tokens += job.uncached_tokens
@@ -128,13 +167,12 @@ class Replica:
             except GroupLost:
                 logger.debug("cancelled in a lost replica", extra={"dp_rank": self.dp_rank})
 
-    def flush(self, token: int) -> None:
-        """Have the cache emptied; the token comes back in a step. Raises GroupLost."""
-        self._send(Flush(token))
+    def tell(self, control: Control) -> None:
+        """Tell the ranks something; their answer comes in a step. Raises GroupLost."""
+        self._send(control)
 
-    def absorb(self, output: StepOutput, *, now: float) -> list[Event]:
+    def absorb(self, output: StepOutput) -> list[Event]:
         """Take over load and cache changes of a step; return the numbered changes."""
-        self.last_output_at = now
         self.load = output.load
         while self._unseen and self._unseen[0].request_id <= output.load.last_request_id:
             job = self._unseen.popleft()
@@ -178,6 +216,6 @@ class Replica:
             return
         self._repaired = True
         try:
-            self.flush(REPAIR_TOKEN)
+            self.tell(Flush(REPAIR_TOKEN))
         except MeshError as error:
             self.give_up(error)

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from radixmesh.errors import Cancelled, MeshError
 from radixmesh.rpc.link import Lane, Session
@@ -135,7 +136,22 @@ class RouterLink:
         """Remember which of this router's submits the replica's load includes."""
         self._seen[dp_rank] = max(entry_id, self._seen.get(dp_rank, 0))
 
-    # Subscriber: what becomes of the replicas.
+    # Subscriber: what becomes of the group and its replicas.
+
+    def on_info(self) -> None:
+        """Describe the group anew; replicas beyond those that it has now are gone."""
+        dp = len(self._group.replicas)
+        by_replica: list[dict[int, Any]] = [
+            self._open_jobs,
+            self._seen,
+            self._cursors,
+            self._unproven_keys,
+            self._sent_loads,
+        ]
+        for known in by_replica:
+            for dp_rank in [each for each in known if each >= dp]:
+                del known[dp_rank]
+        self._session.send(AttachResponse(info=wire.info(self._group.info)), Lane.CONTROL)
 
     def on_status(self, replica: Replica) -> None:
         """Announce a change; a new incarnation is followed from its beginning."""

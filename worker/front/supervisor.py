@@ -10,7 +10,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import tenacity
 
@@ -20,7 +20,7 @@ from worker.front.ask import Ask
 from worker.front.group import Group
 from worker.front.mailbox import Mailbox
 from worker.front.plain_call import PlainCall
-from worker.front.replica import Replica
+from worker.front.replica import Replica, Stuck
 from worker.group.launch import REFUSALS
 from worker.request import Broken, Outbound, Ready, Sampling, StepOutput
 
@@ -34,6 +34,10 @@ class Ranks(Protocol):
 
     async def first_end(self) -> str:
         """Wait until a rank ends; return which and how, for people."""
+        ...
+
+    def dump(self) -> None:
+        """Have every rank that still can write its stacks and its state to the log."""
         ...
 
     async def end(self, grace_s: float) -> None:
@@ -52,8 +56,12 @@ class Pace:
         startup_s: Ranks that are not tested and ready after this are killed.
         backoff_initial_s: Pause before the first restart; it doubles.
         backoff_max_s: The longest pause.
-        healthy_s: A life this long makes the next pause the first again.
+        healthy_s: A replica that was up for so long was healthy: the next pause is the
+            first again.
+        max_failures: After so many lives in a row that were not healthy, of every replica,
+            the group ends; 0 means never.
         last_words_s: After a death, how long to wait for what explains it.
+        dump_s: How long ranks that are stuck get to write their stacks to the log.
         stop_grace_s: Ranks that are told to stop are killed after this.
     """
 
@@ -61,7 +69,9 @@ class Pace:
     backoff_initial_s: float = 0.2
     backoff_max_s: float = 10.0
     healthy_s: float = 120.0
+    max_failures: int = 0
     last_words_s: float = 0.2
+    dump_s: float = 0.5
     stop_grace_s: float = 5.0
 
 
@@ -69,8 +79,20 @@ class ReplicaLost(Exception):
     """A life ended by a failure."""
 
 
-class CannotStart(Exception):
+class GroupEnded(Exception):
+    """The group cannot work; its front says why and exits with `exit_status`."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class CannotStart(GroupEnded):
     """The ranks refuse what they are told to be, and starting them again would change nothing."""
+
+    exit_status = 2
+
+
+class KeepsFailing(GroupEnded):
+    """Every replica has failed again and again, and none was healthy in between."""
 
 
 class Supervisor:
@@ -90,8 +112,9 @@ class Supervisor:
         Raises:
             CannotStart: Its ranks refused their configuration, and none of the group was ever
                 ready with it.
+            KeepsFailing: It failed `max_failures` times in a row, and so did all its siblings.
+                While one of them may still be well, it is tried again for ever.
         """
-        clock = asyncio.get_running_loop().time
         pace = self._pace
         attempts = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(ReplicaLost),
@@ -99,38 +122,51 @@ class Supervisor:
                 multiplier=pace.backoff_initial_s, max=pace.backoff_max_s
             ),
         )
+        self._replica.failures = 0
         async for attempt in attempts:
             with attempt:
-                began = clock()
-                try:
-                    await self._live()
-                finally:
-                    if clock() - began > pace.healthy_s:
-                        attempt.retry_state.attempt_number = 1
+                error, healthy = await self._live()
+                failures = 1 if healthy else self._replica.failures + 1
+                # The pause follows from it.
+                self._replica.failures = attempt.retry_state.attempt_number = failures
+                self._judge(error)
 
-    async def _live(self) -> None:
+    def _judge(self, error: MeshError) -> NoReturn:
+        replica, pace = self._replica, self._pace
+        if isinstance(error, REFUSALS) and not self._group.has_been_ready:
+            raise CannotStart(error.message)
+        extra = {"dp_rank": replica.dp_rank, "reason": error.reason, "error": error.message}
+        logger.error("replica lost", extra={**extra, "failures": replica.failures})
+        if pace.max_failures and self._group.failing(pace.max_failures):
+            raise KeepsFailing(
+                f"the ranks failed {replica.failures} times in a row: {error.message}"
+            )
+        raise ReplicaLost
+
+    async def _live(self) -> tuple[MeshError, bool]:
+        """Live once; return what ended it, and whether it was healthy before."""
         replica = self._replica
         incarnation = self._random.getrandbits(64) or 1
         try:
             ranks = await self._launch(replica.dp_rank, incarnation)
         except OSError as fault:
             logger.exception("ranks could not be started", extra={"dp_rank": replica.dp_rank})
-            raise ReplicaLost from fault
+            return GroupLost(f"the ranks could not be started: {fault}"), False
         life = _Life(replica, self._group, ranks, self._pace)
-        error: MeshError = GroupLost("the group is stopping")
+        error: MeshError = GroupLost("the replica is stopping")
         grace_s = self._pace.stop_grace_s
         try:
             error = await life.run(incarnation)
             grace_s = 0.0
         finally:
+            if isinstance(error, Stuck):
+                # First of all: those that only wait would end with the socket.
+                ranks.dump()
+                grace_s = self._pace.dump_s
             life.close()
             self._group.on_down(replica, error)
             await ranks.end(grace_s)
-        if isinstance(error, REFUSALS) and not self._group.has_been_ready:
-            raise CannotStart(error.message)
-        extra = {"dp_rank": replica.dp_rank, "reason": error.reason, "error": error.message}
-        logger.error("replica lost", extra=extra)
-        raise ReplicaLost
+        return error, life.up_s > self._pace.healthy_s
 
 
 class _Life:
@@ -146,6 +182,7 @@ class _Life:
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._lost: asyncio.Future[MeshError] = loop.create_future()
         self._silent = asyncio.Event()  # the mailbox has ended
+        self._up_at: float | None = None
         self._mailbox = Mailbox(self._on_message, self._on_mailbox_lost)
 
     async def run(self, incarnation: int) -> MeshError:
@@ -159,6 +196,11 @@ class _Life:
                 return await self._lost
             finally:
                 watch.cancel()
+
+    @property
+    def up_s(self) -> float:
+        """How long it has been up; 0 when it never was."""
+        return 0.0 if self._up_at is None else self._loop.time() - self._up_at
 
     def close(self) -> None:
         """Tell the ranks to stop, and hear no more of them."""
@@ -188,7 +230,7 @@ class _Life:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not starting.done():
-                self._lose(GroupLost(f"the ranks were not ready in {self._pace.startup_s:.0f} s"))
+                self._lose(Stuck(f"the ranks were not ready in {self._pace.startup_s:.0f} s"))
             elif error := starting.exception():
                 self._lose(GroupLost(f"the self-test failed: {error}"))
             if self._lost.done():
@@ -196,18 +238,23 @@ class _Life:
         finally:
             starting.cancel()
         logger.debug("replica tested", extra={"seconds": self._loop.time() - began})
+        self._up_at = self._loop.time()
         self._group.on_up(self._replica)
 
     async def _test(self) -> None:
         """Run one request through the ranks and back. Raises MeshError."""
-        self._group.on_ready(await self._ready)
+        ready = await self._ready
+        extra = {"dp_rank": self._replica.dp_rank, "startup_s": round(ready.startup_s, 3)}
+        logger.info("ranks ready", extra=extra)
+        self._group.on_ready(ready)
+        await self._group.prepare(self._replica)
         ask = Ask(
             prompt=pack_ids([0]),
             sampling=Sampling(seed=0, temperature=0.0, max_tokens=2, ignore_eos=True),
             cache_salt="self-test",
         )
         call = PlainCall()
-        self._group.probe(call, ask, self._replica)
+        self._group.submit_test(call, ask, self._replica)
         async for _ in call.pieces():
             pass
 

@@ -99,7 +99,7 @@ class ForkServer:
         order, fds = self._receive()
         if isinstance(order, Kill):
             if pid := self._pids.get(order.number):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, order.signal)
             return
         try:
             self._start(order, fds)

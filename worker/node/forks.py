@@ -130,6 +130,12 @@ class ForkServer:
             self._lose_all()
         return rank
 
+    def signal(self, ranks: Sequence[RankProcess], number: int) -> None:
+        """Send ranks a signal that does not end them; those that have ended are left out."""
+        for rank in ranks:
+            if not rank.ended.done():
+                self._orders.put_nowait((Kill(rank.number, number), []))
+
     async def kill(self, ranks: Sequence[RankProcess]) -> None:
         """Kill ranks and wait until they are reaped."""
         left = [rank for rank in ranks if not rank.ended.done()]

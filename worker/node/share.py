@@ -14,6 +14,7 @@ import msgspec
 
 from worker.group.launch import RankConfig
 from worker.group.topology import Place, Topology
+from worker.group.watchdog import DUMP_SIGNAL
 from worker.node.forks import ForkServer, RankProcess
 
 
@@ -79,6 +80,10 @@ class Share:
         """Wait until a rank ends; return which and how, for people."""
         await asyncio.wait([rank.ended for rank in self.ranks], return_when=asyncio.FIRST_COMPLETED)
         return "; ".join(rank.describe_end() for rank in self.ranks if rank.ended.done())
+
+    def dump(self) -> None:
+        """Have every rank that still can write its stacks and its state to the log."""
+        self._forks.signal(self.ranks, DUMP_SIGNAL)
 
     async def end(self, grace_s: float) -> None:
         """Wait for the ranks to go by themselves, then kill what is left. All are reaped."""

@@ -6,7 +6,7 @@ from radixmesh.errors import MeshError
 from tests.fakes.jobs import Nobody, job, step
 from worker.front.dispatch import Candidate
 from worker.front.jobs import Job
-from worker.front.replica import Replica, ReplicaState
+from worker.front.replica import Hold, Replica, ReplicaState
 from worker.request import Add, Cancel, Inbound, LoadReport, Sampling
 
 
@@ -47,7 +47,7 @@ def dispatch(replica: Replica, request_id: int, tokens: int, owner: Nobody) -> J
 
 
 def report(replica: Replica, load: LoadReport) -> None:
-    replica.absorb(msgspec.structs.replace(step([]), load=load), now=1.0)
+    replica.absorb(msgspec.structs.replace(step([]), load=load))
 
 
 def test_a_report_takes_only_those_dispatches_off_that_it_knows_of() -> None:
@@ -81,10 +81,11 @@ def test_a_lost_replica_gives_its_jobs_back_and_forgets_its_load() -> None:
     assert not replica.jobs
 
 
-def test_draining_outlives_a_restart() -> None:
+def test_draining_outlives_a_restart_and_silence_does_not() -> None:
     replica, sent, _ = begun()
-    replica.draining = True
+    replica.holds |= {Hold.SILENT, Hold.DRAINED}
     replica.lose()
     replica.begin(2, sent, lambda _: None)
     replica.set_up(free_blocks=9)
     assert replica.state is ReplicaState.DRAINING
+    assert replica.holds == {Hold.DRAINED}

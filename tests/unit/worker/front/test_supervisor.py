@@ -13,23 +13,25 @@ from tests.fakes.scripted_ranks import READY, ScriptedLauncher, ScriptedRanks
 from worker.front.group import Group
 from worker.front.meters import Meters
 from worker.front.plan import GroupPlan
-from worker.front.supervisor import CannotStart, Launch, Pace, Ranks, Supervisor
+from worker.front.probes import ProbePace
+from worker.front.supervisor import CannotStart, KeepsFailing, Launch, Pace, Ranks, Supervisor
 from worker.request import Broken
 
 
-def group() -> Group:
+def group(dp: int = 1) -> Group:
     plan = GroupPlan(
         model="tiny",
         weight_version="",
         fingerprint="f" * 64,
         engine="fake",
-        dp=1,
+        dp=dp,
         pp=1,
         tp=1,
         max_running=4,
         max_waiting=8,
         max_batched_tokens=64,
-        step_timeout_s=60,
+        dispatch="tokens",
+        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60),
     )
     clock = asyncio.get_running_loop().time
     return Group(plan, Meters(WorkerMetrics(CollectorRegistry())), clock)
@@ -55,9 +57,11 @@ class FailingLaunch:
 
 
 @asynccontextmanager
-async def supervised(made: Group, launch: Launch, pace: Pace) -> AsyncGenerator[None, None]:
+async def supervised(
+    made: Group, launch: Launch, pace: Pace, *, dp_rank: int = 0
+) -> AsyncGenerator[None, None]:
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Supervisor(made.replicas[0], made, launch, pace).run())
+        running = tasks.create_task(Supervisor(made.replicas[dp_rank], made, launch, pace).run())
         yield
         running.cancel()
 
@@ -74,12 +78,64 @@ async def test_the_pause_between_starts_doubles_up_to_its_bound() -> None:
 
 async def test_after_a_healthy_life_the_pause_is_the_first_again() -> None:
     launcher = ScriptedLauncher()
+    made = group()
     # Doubling from 0.1 s, seven restarts would take 12.7 s.
     pace = Pace(backoff_initial_s=0.1, backoff_max_s=100, healthy_s=0, last_words_s=0.01)
-    async with supervised(group(), launcher, pace):
+    async with supervised(made, launcher, pace):
         async with asyncio.timeout(6):
             for number in range(8):
-                (await launcher.incarnation(0, number)).die()
+                ranks = await launcher.incarnation(0, number)
+                await made.changed.until(lambda: made.ready)
+                ranks.die()
+                await ranks.ended.wait()
+
+
+async def test_a_start_that_takes_long_and_fails_is_no_healthy_life() -> None:
+    launcher = ScriptedLauncher(ready=None)
+    made = group()
+    pace = Pace(startup_s=0.02, backoff_initial_s=0.001, healthy_s=0, dump_s=0)
+    async with supervised(made, launcher, pace):
+        await (await launcher.incarnation(0, 2)).ended.wait()
+        await launcher.incarnation(0, 3)
+        assert made.replicas[0].failures == 3
+
+
+async def test_a_front_whose_replicas_all_fail_again_and_again_ends_and_says_why() -> None:
+    launcher = ScriptedLauncher(ready=None)
+    made = group()
+    pace = Pace(backoff_initial_s=0.001, last_words_s=0.001, max_failures=4)
+    running = asyncio.ensure_future(Supervisor(made.replicas[0], made, launcher, pace).run())
+    for number in range(4):
+        (await launcher.incarnation(0, number)).die("rank dp=0 was killed by SIGSEGV")
+    with pytest.raises(KeepsFailing, match="4 times in a row: rank dp=0 was killed by SIGSEGV"):
+        await running
+    assert len(launcher.ranks[0]) == 4
+    assert KeepsFailing.exit_status == 1
+
+
+async def test_a_replica_that_fails_for_ever_does_not_end_a_front_with_a_sibling_that_is_well() -> (
+    None
+):
+    launcher = ScriptedLauncher()
+    made = group(dp=2)
+    pace = Pace(backoff_initial_s=0.001, backoff_max_s=0.001, last_words_s=0.001, max_failures=2)
+    async with supervised(made, launcher, pace, dp_rank=1), supervised(made, launcher, pace):
+        for number in range(6):
+            (await launcher.incarnation(0, number)).die()
+        await launcher.incarnation(0, 6)
+        assert not launcher.ranks[1][0].ended.is_set()
+
+
+async def test_a_healthy_life_is_forgiven_what_came_before() -> None:
+    launcher = ScriptedLauncher()
+    made = group()
+    pace = Pace(backoff_initial_s=0.001, healthy_s=0, last_words_s=0.001, max_failures=2)
+    async with supervised(made, launcher, pace):
+        for number in range(5):
+            ranks = await launcher.incarnation(0, number)
+            await made.changed.until(lambda: made.ready)
+            ranks.die()
+            await ranks.ended.wait()
 
 
 async def test_incarnations_are_never_the_same() -> None:
@@ -98,11 +154,8 @@ async def test_incarnations_are_never_the_same() -> None:
 async def test_a_cancelled_supervisor_leaves_no_rank_and_no_replica_up() -> None:
     made = group()
     launcher = ScriptedLauncher()
-    up = asyncio.Event()
-    made.on_change = up.set
     async with supervised(made, launcher, Pace()):
-        await up.wait()
-        assert made.ready
+        await made.changed.until(lambda: made.ready)
     ranks: ScriptedRanks = launcher.ranks[0][0]
     assert ranks.ended.is_set()
     assert not made.ready
