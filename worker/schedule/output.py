@@ -51,13 +51,18 @@ class OutputColumns:
         self, request_id: int, position: int, draw: Draw, finish: int, *, asked: bool
     ) -> None:
         """One id was drawn; `asked` says whether its logprob is wanted."""
-        self._entry(request_id, position, 1, finish)
+        self._request_ids.append(request_id)
+        self._positions.append(position)
+        self._counts.append(1)
+        self._finishes.append(finish)
         self._token_ids.append(draw.token_id)
         self._logprobs.append(draw.logprob)
         self._with_logprobs |= asked
-        self._tops.counts.append(len(draw.top_ids))
-        self._tops.ids.extend(draw.top_ids)
-        self._tops.logprobs.extend(draw.top_logprobs)
+        if draw.top_ids:
+            self._fill_counts(len(self._token_ids) - 1)
+            self._tops.counts.append(len(draw.top_ids))
+            self._tops.ids.extend(draw.top_ids)
+            self._tops.logprobs.extend(draw.top_logprobs)
 
     def prompt_scores(
         self, request_id: int, position: int, logprobs: list[float], tops: Tops, *, skip: int
@@ -69,7 +74,10 @@ class OutputColumns:
 
     def finish_at_once(self, request_id: int, position: int, finish: int) -> None:
         """The journal of a request is its whole output: it ends without a further id."""
-        self._entry(request_id, position, 0, finish)
+        self._request_ids.append(request_id)
+        self._positions.append(position)
+        self._counts.append(0)
+        self._finishes.append(finish)
 
     def fail(self, request_id: int, error: MeshError) -> None:
         """The request ended by an error."""
@@ -83,6 +91,8 @@ class OutputColumns:
         self, step: int, *, changes: list[CacheChange], digest: CacheDigest, load: LoadReport
     ) -> StepOutput:
         """Return everything since the last call."""
+        if self._tops.ids:
+            self._fill_counts(len(self._token_ids))
         output = StepOutput(
             step=step,
             accepted=self._accepted,
@@ -98,17 +108,15 @@ class OutputColumns:
             digest=digest,
             load=load,
             answers=self._answers,
-            tops=self._tops if self._tops.ids else Tops(),
+            tops=self._tops,
             prompt_scores=self._prompt_scores,
         )
         self._reset()
         return output
 
-    def _entry(self, request_id: int, position: int, count: int, finish: int) -> None:
-        self._request_ids.append(request_id)
-        self._positions.append(position)
-        self._counts.append(count)
-        self._finishes.append(finish)
+    def _fill_counts(self, length: int) -> None:
+        # Hardly anybody asks for alternatives: who did not is written down when one did.
+        self._tops.counts.extend([0] * (length - len(self._tops.counts)))
 
 
 def says_something(output: StepOutput) -> bool:

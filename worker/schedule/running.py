@@ -108,7 +108,9 @@ class RunningBatch:
     def computed(self, sequence: Sequence, count: int) -> None:
         """Note that the KV of `count` more ids is there; full blocks go into the cache."""
         sequence.computed += count
-        self._cache.store(chain_of(sequence), sequence.keyed, sequence.computed)
+        chain = chain_of(sequence)
+        if sequence.computed >= (len(chain.path) + 1) * self._cache.block_tokens:
+            self._cache.store(chain, sequence.keyed, sequence.computed)
 
     def keys_under_way(self) -> set[int]:
         """Return the key of the next block that each running request puts into the cache."""

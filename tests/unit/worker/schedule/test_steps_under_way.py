@@ -167,6 +167,36 @@ def test_who_is_retracted_and_back_takes_no_result_of_its_former_stay(
         assert replica.outputs[number] == oracle_output(prompt, ORDINARY, 14)
 
 
+@pytest.mark.parametrize("budget", [6, 64])
+def test_who_is_back_at_once_takes_no_result_of_its_former_stay(budget: int) -> None:
+    prompt = [3, 4, 5, 6, 7] * 4
+    replica = FakeReplica(depth=4, max_running=1, max_batched_tokens=budget)
+    replica.turn(add(1, prompt))
+    replica.turn(add(2, [9], priority=1))
+    replica.turn(Cancel([2]))
+    assert replica.plans[-1].rows[0].request_id == 1
+    assert replica.outputs == {}
+    replica.finish()
+    assert replica.outputs[1] == oracle_output(prompt, ORDINARY, 8)
+
+
+def test_waits_that_straddle_the_deadline_end_alike_on_every_rank() -> None:
+    ranks = [FakeReplica(depth=2, kv_blocks=24, max_running=2) for _ in range(2)]
+    for rank in ranks:
+        short = Sampling(seed=1, max_tokens=2, ignore_eos=True)
+        rank.turn(
+            *(add(one, [one] * 9, sampling=short, timeout_ms=8 + one) for one in range(3, 33))
+        )
+        for step in range(1, 45):
+            rank.turn(now_us=step * 997)
+        rank.finish()
+    assert ranks[0].turns.digest == ranks[1].turns.digest
+    assert ranks[0].failed == ranks[1].failed
+    assert ranks[0].finishes.keys() | ranks[0].failed.keys() == set(range(3, 33))
+    assert ranks[0].finishes
+    assert ranks[0].failed
+
+
 def test_a_lone_request_fills_the_cache_to_its_last_block() -> None:
     replica = FakeReplica(kv_blocks=4, max_model_len=1000, depth=2, futures=True)
     replica.turn(add(1, range(3, 13), sampling=ENDLESS))
