@@ -50,11 +50,11 @@ def join(config: RankConfig, dtype: torch.dtype, device: torch.device) -> Peers:
     """
     group: TensorGroup = Alone()
     if config.tp > 1:
-        group = _shared(config, device) or GlooGroup(world(config).tp)
+        group = _shared(config, device) or GlooGroup(world(config).form_tp())
     stages: Stages = OneStage()
     if config.pp > 1:
         there = world(config)
-        stages = Line(there.line, there.line_ranks, dtype=dtype, device=device)
+        stages = Line(there.form_line(), there.line_ranks, dtype=dtype, device=device)
     return Peers(group, stages)
 
 

@@ -9,7 +9,7 @@ here runs while nobody computes: an idle replica is as alive after an hour as at
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -31,10 +31,11 @@ _BACKEND: Final = "gloo_bound"
 
 
 class World:
-    """The process groups of this rank, each formed when it is first asked for.
+    """The process groups of this rank.
 
     A rank is known by its number in the replica, `pp_rank * tp + tp_rank`; that is its
-    rank in `control`. Every member must ask for its groups in the order tp, line.
+    rank in `control`. Other groups are formed when all their members ask, in the order
+    tp, line, and belong to who asked: what is closed must have no other holder.
     """
 
     def __init__(self, config: RankConfig) -> None:
@@ -64,14 +65,12 @@ class World:
         """Numbers of the ranks with this tp_rank, by pp_rank."""
         return list(range(self._config.tp_rank, self.size, self._config.tp))
 
-    @cached_property
-    def tp(self) -> Any:
-        """The ranks of this stage; calls fail after `peer_timeout_s`."""
+    def form_tp(self) -> Any:
+        """Meet the ranks of this stage in a new group; its calls fail after `peer_timeout_s`."""
         return self._group(self.stage_ranks, self._config.peer_timeout_s)
 
-    @cached_property
-    def line(self) -> Any:
-        """This tp rank of all stages; calls fail after `step_timeout_s`."""
+    def form_line(self) -> Any:
+        """Meet this tp rank of all stages in a new group; its calls fail after `step_timeout_s`."""
         return self._group(self.line_ranks, self._config.step_timeout_s)
 
     def _group(self, ranks: Sequence[int], timeout_s: float) -> Any:
