@@ -18,19 +18,18 @@ from worker.engine.engine import Row
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def adjust(raw: Tensor, rows: Sequence[Row], before: Sequence[int]) -> Tensor:
+def adjust(raw: Tensor, rows: Sequence[Row]) -> Tensor:
     """Return what ids are drawn from, before temperature; `raw` itself where no row asks.
 
     Args:
         raw: [rows, vocabulary] float32, finite or -inf, with a finite number in each row.
         rows: What each row asks for.
-        before: What the step before drew; `Row.future` points into it.
     """
     if not any(row.banned or row.history is not None or row.sampling.logit_bias for row in rows):
         return raw
     logits = raw.clone()
     _add_bias(logits, rows)
-    _penalize(logits, rows, before)
+    _penalize(logits, rows)
     _ban(logits, rows)
     logits.clamp_(max=_LARGEST)
     # Where a row's wishes leave nothing, they cannot be kept.
@@ -82,13 +81,13 @@ def _add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
         logits[where] += bias
 
 
-def _penalize(logits: Tensor, rows: Sequence[Row], before: Sequence[int]) -> None:
+def _penalize(logits: Tensor, rows: Sequence[Row]) -> None:
     repeated, given = _Cells(logits.shape[1]), _Cells(logits.shape[1])
     for index, row in enumerate(rows):
         if row.history is None:
             continue
         sampling = row.sampling
-        ids = _counted(row, before)
+        ids = np.array(row.history, dtype=np.int64)
         if sampling.repetition_penalty != 1.0:
             repeated.add(index, ids, sampling.repetition_penalty)
         if sampling.presence_penalty or sampling.frequency_penalty:
@@ -105,11 +104,6 @@ def _penalize(logits: Tensor, rows: Sequence[Row], before: Sequence[int]) -> Non
     if chosen is not None:
         where, taken_off = chosen
         logits[where] -= taken_off
-
-
-def _counted(row: Row, before: Sequence[int]) -> NDArray[np.int64]:
-    ids = np.array(row.history, dtype=np.int64)
-    return ids if row.future < 0 else np.append(ids, before[row.future])
 
 
 def _ban(logits: Tensor, rows: Sequence[Row]) -> None:

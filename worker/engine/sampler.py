@@ -52,18 +52,17 @@ class Draws:
     unusable_rows: int = 0
 
 
-def draw(logits: Tensor, rows: Sequence[Row], before: Sequence[int] = ()) -> Draws:
+def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
     """Draw one id per row.
 
     Args:
         logits: [rows, vocabulary]. NaN counts as impossible.
-        rows: What each row asks for.
-        before: What the step before drew, for the penalties of rows with a `future`.
+        rows: What each row asks for; their ids are all known.
     """
     if not rows:
         return Draws([], [])
     raw, unusable = clean(logits)
-    allowed = adjust(raw, rows, before)
+    allowed = adjust(raw, rows)
     ids = allowed.argmax(-1)
     drawn = [index for index, row in enumerate(rows) if not _is_greedy(row)]
     if drawn:

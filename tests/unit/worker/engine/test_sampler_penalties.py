@@ -34,7 +34,6 @@ samplings = st.builds(
     repetition_penalty=st.sampled_from([1.0, 2.0, 0.5, 4.0]),
     logit_bias=st.lists(st.tuples(st.integers(0, VOCABULARY + 2), numbers), max_size=4).map(tuple),
 )
-BEFORE = [3, 0, 7]
 
 
 @st.composite
@@ -50,7 +49,6 @@ def rows(draw_: st.DrawFn) -> Row:
         output_position=draw_(st.integers(0, 5)),
         sampling=sampling,
         banned=tuple(draw_(st.lists(st.integers(0, VOCABULARY + 1), max_size=3))),
-        future=draw_(st.integers(-1, len(BEFORE) - 1)),
         history=array("I", history) if sampling.penalized else None,
         prompt_tokens=draw_(st.integers(1, len(history))),
     )
@@ -59,8 +57,6 @@ def rows(draw_: st.DrawFn) -> Row:
 def adjusted(given_: list[float], row: Row) -> list[float]:
     """The logits after what the request asks for, one id at a time."""
     sampling, seen = row.sampling, list(row.history or ())
-    if row.history is not None and row.future >= 0:
-        seen.append(BEFORE[row.future])
     output = seen[row.prompt_tokens :]
     result = []
     for token, logit in enumerate(given_):
@@ -96,7 +92,7 @@ def alternatives(tops: Tops, index: int) -> tuple[list[int], list[float]]:
 def test_draws_equal_those_from_logits_adjusted_one_id_at_a_time(
     batch: list[tuple[list[float], Row]],
 ) -> None:
-    drawn = draw(torch.tensor([given_ for given_, _ in batch]), [row for _, row in batch], BEFORE)
+    drawn = draw(torch.tensor([given_ for given_, _ in batch]), [row for _, row in batch])
     for index, (given_, row) in enumerate(batch):
         plain = Sampling(
             seed=row.sampling.seed,
@@ -116,7 +112,7 @@ def test_draws_equal_those_from_logits_adjusted_one_id_at_a_time(
 def test_logprobs_and_alternatives_are_the_models_own(
     batch: list[tuple[list[float], Row]],
 ) -> None:
-    drawn = draw(torch.tensor([given_ for given_, _ in batch]), [row for _, row in batch], BEFORE)
+    drawn = draw(torch.tensor([given_ for given_, _ in batch]), [row for _, row in batch])
     asked = [row.sampling.top_logprobs if row.sampling.logprobs else 0 for _, row in batch]
     assert len(drawn.tops.counts) == (len(batch) if any(asked) else 0)
     assert sum(drawn.tops.counts) == len(drawn.tops.ids) == len(drawn.tops.logprobs)
@@ -136,9 +132,9 @@ def test_logprobs_and_alternatives_are_the_models_own(
 def test_a_row_gets_the_same_whatever_is_beside_it(
     batch: list[tuple[list[float], Row]],
 ) -> None:
-    together = draw(torch.tensor([g for g, _ in batch]), [row for _, row in batch], BEFORE)
+    together = draw(torch.tensor([g for g, _ in batch]), [row for _, row in batch])
     for index, (given_, row) in enumerate(batch):
-        alone = draw(torch.tensor([given_]), [row], BEFORE)
+        alone = draw(torch.tensor([given_]), [row])
         assert together.ids[index] == alone.ids[0]
         assert together.logprobs[index : index + 1] == pytest.approx(
             alone.logprobs, abs=0, nan_ok=True
