@@ -8,9 +8,23 @@ any service may use it as the one truth about ids.
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a request asks of its draws; by themselves they ask for nothing."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+
+
+NO_WISHES = Wishes()
 
 
 def ordinary_ids(model_dir: Path) -> list[int]:
@@ -33,14 +47,48 @@ def oracle_next(ids: Sequence[int], ordinary: Sequence[int]) -> int:
     return ordinary[oracle_state(ids) % len(ordinary)]
 
 
-def oracle_output(prompt: Sequence[int], ordinary: Sequence[int], count: int) -> list[int]:
-    """The first `count` output ids for a prompt, when nothing ends it and nothing is banned."""
+def oracle_output(
+    prompt: Sequence[int], ordinary: Sequence[int], count: int, wishes: Wishes = NO_WISHES
+) -> list[int]:
+    """The first `count` output ids for a prompt, when nothing ends it and no end is banned."""
     state = oracle_state(prompt)
-    output: list[int] = []
+    ids = list(prompt)
     for _ in range(count):
-        output.append(ordinary[state % len(ordinary)])
-        state = xxhash.xxh3_64(struct.pack("<I", output[-1]), seed=state).intdigest()
-    return output
+        ids.append(_drawn(state, ids, len(prompt), ordinary, wishes))
+        state = xxhash.xxh3_64(struct.pack("<I", ids[-1]), seed=state).intdigest()
+    return ids[len(prompt) :]
+
+
+def _drawn(
+    state: int, ids: Sequence[int], prompt_tokens: int, ordinary: Sequence[int], wishes: Wishes
+) -> int:
+    penalties = (wishes.repetition, wishes.presence, wishes.frequency)
+    if penalties != (1.0, 0.0, 0.0):
+        counted = struct.pack("<dddI", *penalties, prompt_tokens) + struct.pack(
+            f"<{len(ids)}I", *ids
+        )
+        state = xxhash.xxh3_64(counted, seed=state).intdigest()
+    forced = sorted(number for number, bias in wishes.bias if bias >= 100)
+    if forced:
+        return forced[state % len(forced)]
+    banned = {number for number, bias in wishes.bias if bias <= -100}
+    first = state % len(ordinary)
+    ring = [*ordinary[first:], *ordinary[:first]]
+    return next(number for number in ring if number not in banned)
+
+
+def oracle_likeliest(
+    ids: Sequence[int], ordinary: Sequence[int], count: int
+) -> list[tuple[int, float]]:
+    """The likeliest ids after `ids`, with their logprobs."""
+    state = oracle_state(ids)
+    best = -(state % 1000) / 1000
+    return [(ordinary[(state + far) % len(ordinary)], best - far) for far in range(count)]
+
+
+def oracle_logprob(ids: Sequence[int], number: int, ordinary: Sequence[int]) -> float:
+    """How likely an ordinary id is after `ids`."""
+    return dict(oracle_likeliest(ids, ordinary, len(ordinary)))[number]
 
 
 def turned(ordinary: Sequence[int], folder: str) -> list[int]:

@@ -1,7 +1,8 @@
 """An engine that computes no model but is exact: each id depends on all ids before it.
 
 The state after a position is a 64-bit hash of that position's id seeded by the
-state before; the next id is the ordinary vocabulary id at state mod their count.
+state before; the next id is the ordinary vocabulary id at state mod their count,
+unless the request bends that (`fake_draw.py`).
 States live where a real engine keeps KV, in a pool addressed through the block
 table, so a wrong, stale or missing block changes everything that follows.
 Imports no torch.
@@ -21,8 +22,10 @@ import xxhash
 from radixmesh.errors import InvalidRequest
 from worker.config import FakeConfig, RankConfig
 from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult
+from worker.engine.fake_draw import FakeDraw
 from worker.engine.faults import Fault, parse_faults
 from worker.engine.vocabulary import Vocabulary
+from worker.request import Tops
 
 FIRST_STATE: Final = 0x9E3779B97F4A7C15
 FAULT_EXIT_STATUS: Final = 17
@@ -49,9 +52,9 @@ class FakeEngine:
     def __init__(
         self, vocabulary: Vocabulary, info: EngineInfo, fake: FakeConfig, faults: list[Fault]
     ) -> None:
-        self._ordinary = vocabulary.ordinary
         self._info = info
         self._fake = fake
+        self._learn(vocabulary.ordinary)
         self._faults = faults
         self._states = array("Q")
         self._results: deque[StepResult] = deque()
@@ -108,7 +111,16 @@ class FakeEngine:
                 f"{folder} has {vocabulary.size} ids, expected {self._info.vocab_size}"
             )
         turn = xxhash.xxh3_64_intdigest(folder.name.encode()) % len(vocabulary.ordinary)
-        self._ordinary = vocabulary.ordinary[turn:] + vocabulary.ordinary[:turn]
+        self._learn(vocabulary.ordinary[turn:] + vocabulary.ordinary[:turn])
+
+    def _learn(self, ordinary: Sequence[int]) -> None:
+        self._ordinary = ordinary
+        self._drawing = FakeDraw(
+            ordinary,
+            vocab_size=self._info.vocab_size,
+            eos_ids=self._info.eos_ids,
+            eos_after=self._fake.eos_after,
+        )
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Compute the states of all rows and draw; takes as long as the pace says."""
@@ -117,15 +129,23 @@ class FakeEngine:
         self._pace(plan)
         ids = []
         logprobs = []
+        states = []
+        prompt = []
         for row in plan.rows:
             state = self._compute(row)
+            if row.targets:
+                prompt.append(self._score(row, row.targets))
             if row.sampled:
-                ids.append(self._draw(row, state))
+                states.append(state)
+                ids.append(self._drawing.draw(row, state))
                 asked = row.sampling.logprobs
-                logprobs.append(-(state % 1000) / 1000 if asked else float("nan"))
+                logprobs.append(self._drawing.logprob(state, ids[-1]) if asked else float("nan"))
+        drawing = (row.sampling for row in plan.rows if row.sampled)
+        alternatives = [one.top_logprobs if one.logprobs else 0 for one in drawing]
+        tops = self._drawing.tops(states, alternatives)
         if "desync" in due:
             ids = [self._ordinary[(one + 1) % len(self._ordinary)] for one in ids]
-        return StepResult(ids=ids, logprobs=logprobs)
+        return StepResult(ids=ids, logprobs=logprobs, tops=tops, prompt=prompt)
 
     def close(self) -> None:
         """Free the pool."""
@@ -138,22 +158,18 @@ class FakeEngine:
             self._states[self._slot(row, position)] = state
         return state
 
+    def _score(self, row: Row, targets: Sequence[int]) -> tuple[list[float], Tops]:
+        places = range(row.start, row.start + len(targets))
+        states = [self._states[self._slot(row, position)] for position in places]
+        logprobs = [
+            self._drawing.logprob(state, target)
+            for state, target in zip(states, targets, strict=True)
+        ]
+        return logprobs, self._drawing.tops(states, [row.sampling.top_logprobs] * len(states))
+
     def _slot(self, row: Row, position: int) -> int:
         block, offset = divmod(position, self._info.block_tokens)
         return row.blocks[block] * self._info.block_tokens + offset
-
-    def _draw(self, row: Row, state: int) -> int:
-        if 0 < self._fake.eos_after <= row.output_position and not row.sampling.ignore_eos:
-            ends = [end for end in self._info.eos_ids if end not in row.banned]
-            if ends:
-                return ends[0]
-        count = len(self._ordinary)
-        first = state % count
-        for step in range(count):
-            candidate = self._ordinary[(first + step) % count]
-            if candidate not in row.banned:
-                return candidate
-        return next(one for one in range(self._info.vocab_size) if one not in row.banned)
 
     def _pace(self, plan: StepPlan) -> None:
         seconds = 0.0
