@@ -95,7 +95,7 @@ class _Common(BaseModel):
     # Beyond OpenAI, by the names that vLLM and SGLang use.
     top_k: int = Field(0, ge=-1, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
     min_tokens: int = Field(0, ge=0, lt=2**31)
     ignore_eos: bool = False
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field([], max_length=MAX_STOP_IDS)

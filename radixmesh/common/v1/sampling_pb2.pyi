@@ -78,7 +78,7 @@ class SamplingParams(_message.Message):
     repetition_penalty: _builtins.float
     """repetition_penalty: logits of ids that are in the prompt or the output are
     divided by it where positive, multiplied where negative; unset means 1.0
-    (off). Range (0, 2].
+    (off). Range (0, 100].
     """
     presence_penalty: _builtins.float
     """presence_penalty: taken from the logits of ids that are in the output; 0
@@ -93,7 +93,9 @@ class SamplingParams(_message.Message):
     is reported; 0 means none. Range [0, 20].
     """
     prompt_logprobs: _builtins.bool
-    """prompt_logprobs: report the log probability of each prompt id but the first."""
+    """prompt_logprobs: report the log probability of each prompt id but the first;
+    not again where output ids of an earlier attempt come with the request.
+    """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stop_token_ids: ids that end the output, besides the model's own; at most
@@ -102,7 +104,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
-        """logit_bias: added to the logits of single ids; at most 1024, no id twice."""
+        """logit_bias: added to the logits of single ids, for an id that is there twice
+        the sum; at most 1024.
+        """
 
     def __init__(
         self,

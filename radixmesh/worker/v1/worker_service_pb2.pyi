@@ -343,7 +343,7 @@ class Step(_message.Message):
 
     @_builtins.property
     def tops(self) -> Global___Tops:
-        """tops: absent when no entry asked for alternatives; else one count per id of
+        """tops: absent when no entry has alternatives; else one count per id of
         `token_ids`, 0 for entries that did not ask.
         """
 

@@ -156,7 +156,7 @@ def test_an_unknown_parameter_is_refused_whatever_its_value(value: object) -> No
         ("min_p", 2),
         ("top_k", -2),
         ("repetition_penalty", 0),
-        ("repetition_penalty", 2.1),
+        ("repetition_penalty", 101),
         ("presence_penalty", 2.1),
         ("presence_penalty", True),
         ("frequency_penalty", -2.1),
