@@ -132,7 +132,9 @@ class Group:
         logger.info("group up", extra={"group": self.group_id, "is_new": is_new})
 
     def on_info(self, info: GroupInfo) -> None:
-        """The group described itself."""
+        """The group described itself, at first or anew; replicas beyond `info.dp` are gone."""
+        if self.info is not None and self.info != info:
+            logger.info("group changed", extra={"group": self.group_id, "is": info.topology})
         self.info = info
         for dp_rank in [dp_rank for dp_rank in self.replicas if dp_rank >= info.dp]:
             self.replicas.pop(dp_rank).close()
@@ -168,6 +170,8 @@ class Group:
     def _of_feed(self, dp_rank: int, incarnation: int) -> Replica | None:
         """Only a replica that is up has a feed: what comes unannounced announces it."""
         replica = self.replicas.get(dp_rank)
+        if replica is None and self.info is not None and dp_rank >= self.info.dp:
+            return None  # it has retired; a feed may lag behind what is said of its replica
         if replica is None or not replica.announced(incarnation):
             self.on_status(dp_rank, incarnation, Reported.UP)
         return self._current(dp_rank, incarnation)
