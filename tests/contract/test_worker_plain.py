@@ -37,8 +37,10 @@ async def group(
             yield WorkerServiceStub(channel), await launcher.incarnation(0, 0)
 
 
-async def test_generate_streams_ids_and_ends_with_reason_and_usage(model_dir: Path) -> None:
-    async with group(model_dir) as (stub, ranks):
+async def test_generate_streams_ids_and_ends_with_reason_usage_and_weights(
+    model_dir: Path,
+) -> None:
+    async with group(model_dir, weight_version="w1") as (stub, ranks):
         call = stub.Generate(pb.GenerateRequest(prompt_ids=[5, 6, 7]))
         [add] = await ranks.adds(1)
         ranks.step([Row(add.request_id, 0, [10])], started=[Started(add.request_id, 2, 0)])
@@ -47,12 +49,14 @@ async def test_generate_streams_ids_and_ends_with_reason_and_usage(model_dir: Pa
         assert list(first.token_ids) == [10]
         assert first.finish_reason == 0
         assert not first.HasField("usage")
+        assert first.weight_version == ""
         ranks.step([Row(add.request_id, 1, [11, 12], LENGTH)])
         last = await call.read()
         assert isinstance(last, pb.GenerateResponse)
         assert await call.read() is grpc.aio.EOF
         assert list(last.token_ids) == [11, 12]
         assert last.finish_reason == LENGTH
+        assert last.weight_version == "w1"
         usage = last.usage
         assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (3, 2, 3)
 

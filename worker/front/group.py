@@ -299,6 +299,7 @@ class Group:
             if job is not None:
                 self._ended(replica, job, "finished")
         for owner, share in shares.items():
+            share.weight_version = replica.weight_version
             owner.on_share(replica.dp_rank, share)
 
     # Operation.

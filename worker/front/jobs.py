@@ -31,6 +31,7 @@ class Share:
     logprobs: Sequence[float] = ()
     tops: Tops = _NO_TOPS
     prompt_scores: list[PromptScores] = field(default_factory=list)  # likewise
+    weight_version: str = ""  # of the weights that chose the ids
 
 
 class Owner(Protocol):

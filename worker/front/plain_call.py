@@ -26,6 +26,7 @@ class Piece:
     cached_tokens: int
     tops: Tops = _NO_TOPS
     prompt_scores: tuple[PromptScores, ...] = ()
+    weight_version: str = ""  # of the weights that chose the ids
 
 
 class PlainCall:
@@ -59,7 +60,15 @@ class PlainCall:
         runs = split_run(share.token_ids, share.counts)
         for ids, finish in zip(runs, share.finishes, strict=True):
             logprobs = list(share.logprobs) if self._logprobs else []
-            self._news.put_nowait(Piece(ids, logprobs, finish, self._cached_tokens, share.tops))
+            piece = Piece(
+                ids,
+                logprobs,
+                finish,
+                self._cached_tokens,
+                share.tops,
+                weight_version=share.weight_version,
+            )
+            self._news.put_nowait(piece)
 
     def on_failed(self, entry_id: int, error: MeshError) -> None:
         """Queue the failure."""

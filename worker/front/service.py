@@ -121,4 +121,5 @@ def _answer(piece: Piece, usage: generation_pb2.Usage) -> pb.GenerateResponse:
     if piece.finish != GOES_ON:
         answer.finish_reason = piece.finish  # type: ignore[assignment]  # the enum's numbers
         answer.usage.CopyFrom(usage)
+        answer.weight_version = piece.weight_version
     return answer

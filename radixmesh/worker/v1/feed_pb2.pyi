@@ -30,7 +30,9 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_UP: _ReplicaState.ValueType  # 1
     """Takes requests."""
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 2
-    """Finishes what it has, takes nothing new."""
+    """Finishes what it has, takes nothing new: drained, about to retire, paused,
+    changing its weights, or leaving a health probe unanswered. May be UP again.
+    """
     REPLICA_STATE_DOWN: _ReplicaState.ValueType  # 3
     """Its ranks are gone or starting; all its requests have failed."""
 
@@ -42,7 +44,9 @@ REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
 REPLICA_STATE_UP: ReplicaState.ValueType  # 1
 """Takes requests."""
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 2
-"""Finishes what it has, takes nothing new."""
+"""Finishes what it has, takes nothing new: drained, about to retire, paused,
+changing its weights, or leaving a health probe unanswered. May be UP again.
+"""
 REPLICA_STATE_DOWN: ReplicaState.ValueType  # 3
 """Its ranks are gone or starting; all its requests have failed."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
@@ -64,7 +68,8 @@ class GroupInfo(_message.Message):
     A new incarnation of a replica, or a new instance_id of the group, means that
     everything of the old one is gone.
 
-    GroupInfo describes a worker group; it comes in the first frame of a link.
+    GroupInfo describes a worker group; it comes in the first frame of a link and
+    whenever it changes. Replicas at or beyond `topology.dp` are gone.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -79,7 +84,9 @@ class GroupInfo(_message.Message):
     model: _builtins.str
     """model: the name under which the model is served."""
     weight_version: _builtins.str
-    """weight_version: which weights are loaded; part of every block key."""
+    """weight_version: which weights are loaded; part of every block key. After a
+    change the caches are empty.
+    """
     fingerprint: _builtins.str
     """fingerprint: SHA-256 of tokenizer.json, hex; part of every block key."""
     block_tokens: _builtins.int
@@ -123,7 +130,7 @@ class Topology(_message.Message):
     PP_FIELD_NUMBER: _builtins.int
     TP_FIELD_NUMBER: _builtins.int
     dp: _builtins.int
-    """dp: data-parallel replicas; at least 1."""
+    """dp: data-parallel replicas, starting and retiring ones included; at least 1."""
     pp: _builtins.int
     """pp: pipeline stages of a replica; at least 1."""
     tp: _builtins.int

@@ -92,7 +92,9 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def info(self) -> _feed_pb2.GroupInfo:
-        """info: first frame only."""
+        """info: in the first frame, and again whenever it changes: the weights, or how
+        many replicas there are. It holds for all that follows.
+        """
 
     @_builtins.property
     def statuses(self) -> _containers.RepeatedCompositeFieldContainer[_feed_pb2.ReplicaStatus]:
@@ -507,8 +509,11 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TOPS_FIELD_NUMBER: _builtins.int
     PROMPT_SCORES_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     finish_reason: _generation_pb2.FinishReason.ValueType
     """finish_reason: set on the last message."""
+    weight_version: _builtins.str
+    """weight_version: set on the last message: of the weights that chose its ids."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids: new ids, in order."""
@@ -538,10 +543,11 @@ class GenerateResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         tops: Global___Tops | None = ...,
         prompt_scores: _abc.Iterable[Global___PromptScores] | None = ...,
+        weight_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tops", b"tops", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_scores", b"prompt_scores", "token_ids", b"token_ids", "tops", b"tops", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_scores", b"prompt_scores", "token_ids", b"token_ids", "tops", b"tops", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -704,7 +710,7 @@ class ScaleReplicasRequest(_message.Message):
 
     DP_FIELD_NUMBER: _builtins.int
     dp: _builtins.int
-    """dp: at least 1."""
+    """dp: from 1 to 1024."""
     def __init__(
         self,
         *,
@@ -726,7 +732,7 @@ class ScaleReplicasResponse(_message.Message):
 
     DP_FIELD_NUMBER: _builtins.int
     dp: _builtins.int
-    """dp: replicas, starting and draining ones included."""
+    """dp: replicas, starting and retiring ones included."""
     def __init__(
         self,
         *,

@@ -124,8 +124,12 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScaleReplicas(self, request, context):
-        """ScaleReplicas changes the number of replicas of a running group. Servers
-        that can't answer NOT_SUPPORTED.
+        """ScaleReplicas changes the number of replicas of a running group, and answers
+        at once. New ones come at the end. The highest ones retire: they are DRAINING
+        until their requests have ended or the group's drain grace is over, then DOWN,
+        and then gone, the highest first: `info` with a smaller `topology.dp` says so.
+        One that is wanted again while it drains is UP again as it was; while it ends,
+        it starts anew after that. The number holds until the group ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,8 +61,12 @@ class WorkerServiceStub:
     running requests stay until these end but are not found again.
     """
     ScaleReplicas: _grpc.UnaryUnaryMultiCallable[_worker_service_pb2.ScaleReplicasRequest, _worker_service_pb2.ScaleReplicasResponse]
-    """ScaleReplicas changes the number of replicas of a running group. Servers
-    that can't answer NOT_SUPPORTED.
+    """ScaleReplicas changes the number of replicas of a running group, and answers
+    at once. New ones come at the end. The highest ones retire: they are DRAINING
+    until their requests have ended or the group's drain grace is over, then DOWN,
+    and then gone, the highest first: `info` with a smaller `topology.dp` says so.
+    One that is wanted again while it drains is UP again as it was; while it ends,
+    it starts anew after that. The number holds until the group ends.
     """
 
 @_typing.type_check_only
@@ -98,8 +102,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     running requests stay until these end but are not found again.
     """
     ScaleReplicas: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.ScaleReplicasRequest, _worker_service_pb2.ScaleReplicasResponse]  # type: ignore[assignment]
-    """ScaleReplicas changes the number of replicas of a running group. Servers
-    that can't answer NOT_SUPPORTED.
+    """ScaleReplicas changes the number of replicas of a running group, and answers
+    at once. New ones come at the end. The highest ones retire: they are DRAINING
+    until their requests have ended or the group's drain grace is over, then DOWN,
+    and then gone, the highest first: `info` with a smaller `topology.dp` says so.
+    One that is wanted again while it drains is UP again as it was; while it ends,
+    it starts anew after that. The number holds until the group ends.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -168,8 +176,12 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_service_pb2.ScaleReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_service_pb2.ScaleReplicasResponse, _abc.Awaitable[_worker_service_pb2.ScaleReplicasResponse]]:
-        """ScaleReplicas changes the number of replicas of a running group. Servers
-        that can't answer NOT_SUPPORTED.
+        """ScaleReplicas changes the number of replicas of a running group, and answers
+        at once. New ones come at the end. The highest ones retire: they are DRAINING
+        until their requests have ended or the group's drain grace is over, then DOWN,
+        and then gone, the highest first: `info` with a smaller `topology.dp` says so.
+        One that is wanted again while it drains is UP again as it was; while it ends,
+        it starts anew after that. The number holds until the group ends.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
