@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from radixmesh.errors import GroupLost, QueueFull
 from router.edge.http import HttpLimits, build_http
-from router.request import Delta, TokenLogprob
+from router.request import Delta, Sampling, TokenLogprob
 from tests.fakes.pipeline import HANG, ScriptedPipeline, Step, finish, words
 
 USER: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -83,6 +83,19 @@ async def test_a_completion_with_logprobs_is_understood() -> None:
     assert chat.choices[0].logprobs is not None
     assert chat.choices[0].logprobs.content is not None
     assert chat.choices[0].logprobs.content[0].logprob == -0.5
+
+
+async def test_penalties_and_bias_of_the_client_arrive() -> None:
+    pipeline = ScriptedPipeline(words("a"))
+    asked = {"presence_penalty": 0.5, "frequency_penalty": -1.0, "logit_bias": {"7": -100}}
+    async with client(pipeline) as calls:
+        await calls.chat.completions.create(model="tiny", messages=USER, **asked)  # type: ignore[call-overload]
+        await calls.completions.create(model="tiny", prompt="p", **asked)  # type: ignore[call-overload]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await calls.completions.create(model="tiny", prompt="p", logit_bias={"7": 101})
+    wanted = Sampling(presence_penalty=0.5, frequency_penalty=-1.0, logit_bias=((7, -100.0),))
+    assert [request.sampling for request in pipeline.requests] == [wanted, wanted]
+    assert refused.value.param == "logit_bias"
 
 
 async def test_models_are_understood() -> None:
