@@ -28,7 +28,6 @@ class Flight:
         """Note that the row is under way."""
         self.owners.append((sequence, sequence.residence))
         sequence.planned += len(row.ids)
-        sequence.planned_in = self.step
         if row.sampled:
             sequence.pending += 1
             sequence.drawn_in = self.step
@@ -42,20 +41,21 @@ def plan_rows(
     *,
     budget: int,
     spread: int,
+    free: int,
     before: Flight | None,
 ) -> tuple[Row, ...]:
     """Choose what the next step computes, at most `budget` ids, and put it into `flight`.
 
-    `spread` is over how many steps the decoding requests are spread. `before` is the step
-    whose draws may be futures: the one launched last, if it is still under way; None where
-    ids must be known.
+    `spread` is over how many steps the decoding requests are spread, and `free` how many
+    of those are not under way. `before` is the step whose draws may be futures: the one
+    launched last, if it is still under way; None where ids must be known.
     """
     decoding: list[Sequence] = []
     prefilling: list[Sequence] = []
     for one in running:
         (decoding if one.remaining == 1 else prefilling).append(one)
     rows: list[Row] = []
-    for one in _share(decoding, spread, before):
+    for one in _share(decoding, spread, free, before):
         future = one.draw_index if one.pending else -1
         row = row_of(one, chain_of(one), 1, future=future)
         flight.add(one, row)
@@ -71,7 +71,9 @@ def plan_rows(
     return tuple(rows)
 
 
-def _share(decoding: list[Sequence], spread: int, before: Flight | None) -> list[Sequence]:
+def _share(
+    decoding: list[Sequence], spread: int, free: int, before: Flight | None
+) -> list[Sequence]:
     if before is not None:
         step = before.step
         return [
@@ -80,9 +82,6 @@ def _share(decoding: list[Sequence], spread: int, before: Flight | None) -> list
             if not one.pending or (one.pending == 1 and one.drawn_in == step and one.goes_on)
         ]
     ready = [one for one in decoding if not one.pending]
-    quota = -(-len(decoding) // spread)
-    if len(ready) > quota:
-        # Who was left out longest goes first; the sort keeps the order among equals.
-        ready.sort(key=lambda one: one.planned_in)
-        del ready[quota:]
-    return ready
+    # The second bound evens out what came about unevenly. Nobody is left out for long: as
+    # many steps as may be under way have room for all, and have each but once.
+    return ready[: min(-(-len(ready) // free), -(-len(decoding) // spread))]

@@ -146,6 +146,7 @@ class Scheduler:
             flight,
             budget=self._limits.max_batched_tokens,
             spread=1 if self._futures else self._depth,
+            free=1 if self._futures else self._depth - len(self._flights),
             before=self._flights[-1] if self._futures and self._flights else None,
         )
         if rows:

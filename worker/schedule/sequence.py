@@ -17,7 +17,6 @@ class Sequence:
         planned: How many have it there once the steps under way are done.
         pending: Ids that steps under way draw for it.
         drawn_in: Number of the last step that draws for it; draw_index: which of its draws.
-        planned_in: Number of the last step that computes something of it.
         residence: How often it has begun to run; tells whether a result is still its own.
         scored: Prompt position up to which logprobs are told; they are never told twice.
         started: Whether it ever ran; it is announced once.
@@ -43,7 +42,6 @@ class Sequence:
         self.pending = 0
         self.drawn_in = -1
         self.draw_index = 0
-        self.planned_in = -1
         self.residence = 0
         # Position 0 has no logprob. A resume has told those of its prompt before.
         scores = add.sampling.prompt_logprobs and not add.output

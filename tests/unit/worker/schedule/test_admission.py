@@ -162,15 +162,25 @@ def test_a_sibling_whose_forerunner_is_cancelled_goes_on_by_itself() -> None:
 
 
 def test_nobody_waits_longer_than_the_ageing_for_a_sibling_that_does_not_get_on() -> None:
-    replica = FakeReplica(max_batched_tokens=4, max_running=4, ageing_us=100)
-    # The sibling is held up by one of higher priority that takes the whole budget.
-    replica.turn(add(1, PREFIX, priority=-1), now_us=0)
-    replica.turn(add(2, [20] * 100, priority=2), add(3, PREFIX, priority=2), now_us=1)
-    for now_us in (50, 100):
-        replica.turn(now_us=now_us)
-    for now_us in range(101, 130):
-        replica.turn(now_us=now_us)
-    assert 3 in replica.started
+    replica = FakeReplica(block_tokens=16, max_batched_tokens=4, ageing_us=5)
+    shared = [3] * 40
+    replica.turn(add(1, shared))
+    # They leave one id a step to the first: far too little for a block.
+    replica.turn(*(add(one, [one], priority=2, sampling=ENDLESS) for one in (11, 12, 13)))
+    for now_us in range(10, 20):
+        arrival = [add(2, shared, priority=1)] if now_us == 10 else []
+        replica.turn(*arrival, now_us=now_us)
+    assert replica.started[2].waited_us == 5
+    assert replica.started[2].cached_tokens == 0
+
+
+def test_a_sibling_that_gets_on_is_waited_for_beyond_the_ageing() -> None:
+    replica = FakeReplica(block_tokens=4, max_batched_tokens=4, ageing_us=5)
+    for now_us in range(20):
+        arrival = [add(one, [3] * 42, sampling=ONE) for one in (1, 2)] if now_us == 0 else []
+        replica.turn(*arrival, now_us=now_us)
+    assert replica.started[2].cached_tokens == 40
+    assert replica.started[2].waited_us > 5
 
 
 def test_nobody_waits_for_a_prefix_that_will_not_be_shared_after_a_flush() -> None:
@@ -178,7 +188,6 @@ def test_nobody_waits_for_a_prefix_that_will_not_be_shared_after_a_flush() -> No
     shared = list(range(3, 33))
     replica.turn(add(1, shared))
     replica.turn(Flush(7), add(2, shared[:9], sampling=ONE, priority=1))
-    replica.turn()
     replica.turn(add(3, shared, priority=1))
     assert replica.started[3].cached_tokens == 8
     replica.finish()

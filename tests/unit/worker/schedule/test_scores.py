@@ -71,6 +71,13 @@ def test_a_scored_prompt_is_computed_whole_even_where_it_is_cached() -> None:
     assert replica.prompt_scores == {2: expected(PROMPT)}
 
 
+def test_a_queued_scored_prompt_counts_whole_in_the_load() -> None:
+    replica = FakeReplica(max_running=1, max_batched_tokens=64)
+    replica.turn(add(1, PROMPT, sampling=Sampling(seed=1, max_tokens=1)))
+    replica.turn(add(2, [9]), add(3, PROMPT, sampling=scoring()), add(4, PROMPT))
+    assert replica.load.uncached_tokens == len(PROMPT) + 2
+
+
 def test_a_scored_prompt_waits_for_no_sibling() -> None:
     replica = FakeReplica(max_batched_tokens=64)
     replica.turn(add(1, PROMPT), add(2, PROMPT, sampling=scoring()))
@@ -88,8 +95,8 @@ def test_a_retracted_request_is_scored_to_its_end_and_never_twice(
     replica.turn(add(1, PROMPT, sampling=scoring(max_tokens=6)))
     for _ in range(steps):
         replica.turn()
-    # Takes its place, and leaves the whole prompt in the cache.
-    replica.turn(add(2, [*PROMPT, 3], priority=1))
+    # One takes its place, and another leaves the whole prompt in the cache.
+    replica.turn(add(2, [9], priority=2), add(3, [*PROMPT, 3], priority=1))
     replica.finish()
     assert replica.prompt_scores == {1: expected(PROMPT)}
     assert replica.outputs[1] == oracle_output(PROMPT, ORDINARY, 6)

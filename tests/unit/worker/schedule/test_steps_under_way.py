@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.oracle import oracle_output
 from tests.fakes.replica import EOS_ID, ORDINARY, FakeReplica, add
-from worker.request import LENGTH, STOP_TOKEN, Cancel, Flush, Sampling
+from worker.request import LENGTH, STOP_TOKEN, Cancel, Flush, Pause, Sampling
 
 FUTURES = {"depth": 2, "futures": True}
 ENDLESS = Sampling(seed=1, max_tokens=100, ignore_eos=True)
@@ -91,6 +91,46 @@ def test_stages_share_the_decoding_requests_between_their_steps(depth: int) -> N
         assert max(len(plan.rows) for plan in window) <= share
         assert len(served) == len(set(served))
     assert min(len(ids) for ids in replica.outputs.values()) >= 3
+
+
+@pytest.mark.parametrize(("depth", "running"), [(4, 5), (4, 3), (3, 7), (2, 3)])
+def test_no_stage_is_idle_while_there_are_requests_enough(depth: int, running: int) -> None:
+    replica = FakeReplica(depth=depth)
+    replica.turn(*(add(one, [one + 2], sampling=ENDLESS) for one in range(1, running + 1)))
+    for _ in range(6 * depth):
+        replica.turn()
+    idle = [plan.step for plan in replica.plans[depth:] if not plan.rows]
+    assert bool(idle) is (running < depth)
+    counts = [len(ids) for ids in replica.outputs.values()]
+    assert max(counts) - min(counts) <= 2
+
+
+def test_requests_that_fell_into_one_step_are_spread_again() -> None:
+    replica = FakeReplica(depth=2)
+    replica.turn(*(add(one, [one + 2], sampling=ENDLESS) for one in (1, 2)))
+    replica.turn()
+    replica.turn(*(add(one, [one + 2], sampling=ENDLESS) for one in (3, 4, 5, 6)))
+    for _ in range(8):
+        replica.turn()
+    assert [len(plan.rows) for plan in replica.plans[-4:]] == [3, 3, 3, 3]
+
+
+def test_an_overlapped_replica_goes_on_with_all_its_requests_after_a_pause() -> None:
+    replica = FakeReplica(depth=2, futures=True)
+    replica.turn(*(add(one, [one + 2]) for one in (1, 2, 3)))
+    replica.turn(Pause(4, paused=True))
+    replica.turn(Pause(5, paused=False))
+    assert len(replica.plans[-1].rows) == 3
+
+
+def test_nobody_is_retracted_for_an_id_that_nothing_follows() -> None:
+    replica = FakeReplica(kv_blocks=5, depth=2, futures=True)
+    short = Sampling(seed=1, max_tokens=2, ignore_eos=True)
+    replica.turn(*(add(one, [one + 2] * 7, sampling=short) for one in (1, 2)))
+    while not replica.turns.idle:
+        assert replica.load.waiting == 0
+        replica.turn()
+    assert len(replica.finishes) == 2
 
 
 def test_chunks_of_one_prompt_follow_each_other_through_the_stages() -> None:
