@@ -218,6 +218,7 @@ def _peers(config: RankConfig, peers: "Peers | None") -> tuple[TensorGroup, Stag
         return peers.group, peers.stages
     if config.tp * config.pp == 1:
         return Alone(), OneStage()
+    # Not at the top: a rank that is alone needs no torch.distributed.
     from worker.parallel.join import join
 
     device = choose_device(config.device)

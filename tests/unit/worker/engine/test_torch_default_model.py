@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from radixmesh.models import resolve
 from tests.fakes.plans import GREEDY, Stream, reserved, run, step
 from tests.fakes.tiny_models import generate
+from tests.fakes.torch_replica import TorchReplica
 from worker.config import RankConfig
 from worker.engine.engine import Row
 from worker.engine.torch_engine import TorchEngine
@@ -91,6 +92,28 @@ def test_a_cached_prefix(default: Default) -> None:
     again.computed = 32
     run(default.engine, [again], COUNT)
     assert again.output == default.expected[1]
+
+
+def check_split(default: Default, *, tp: int, pp: int, chunk: int) -> None:
+    replica = TorchReplica.load(default.folder, tp=tp, pp=pp, block_tokens=16, kv_tokens=48 * 16)
+    streams = default.streams()
+    run(replica, streams, COUNT, chunk=chunk)
+    assert [stream.output for stream in streams] == default.expected
+    replica.close()
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_two_ranks_give_what_one_gives(default: Default, tp: int, pp: int) -> None:
+    check_split(default, tp=tp, pp=pp, chunk=16)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", [16, 512])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (3, 1), (1, 2), (2, 2)])
+def test_every_split_gives_what_one_rank_gives(
+    default: Default, tp: int, pp: int, chunk: int
+) -> None:
+    check_split(default, tp=tp, pp=pp, chunk=chunk)
 
 
 def test_the_answer_makes_sense(default: Default) -> None:
