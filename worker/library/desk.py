@@ -14,6 +14,7 @@ from typing import Final
 from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import (
     Cancelled,
+    Draining,
     GroupLost,
     InternalError,
     MeshError,
@@ -103,7 +104,7 @@ class Desk:
             run = self._running.get(scores.request_id)
             if run is not None:
                 run.take_scores(scores.position, scores.logprobs, tops_of(scores.tops))
-        for entry_id, news in _news(share, self._group.info.weight_version):
+        for entry_id, news in _news(share):
             run = self._running.get(entry_id)
             if run is not None:
                 self._take(entry_id, run, news)
@@ -195,7 +196,8 @@ class Desk:
         entry_id = next(self._entry_ids)
         try:
             run.job = self._group.submit(self, entry_id, run.ask(self._place(run)))
-        except (NoReplicaReady, QueueFull, GroupLost):
+        except (NoReplicaReady, QueueFull, GroupLost, Draining):
+            # Nobody is there, or reads, or the group is paused: that changes.
             self._stalled = True
             self._pending.appendleft(run)
         except MeshError as error:
@@ -209,14 +211,16 @@ class Desk:
         # Choices of one prompt share its blocks where the first of them is.
         if run.first is None or run.first.job is None:
             return None
-        replica = self._replica(run.first.job.dp_rank)
-        return replica.dp_rank if replica and replica.state is ReplicaState.UP else None
+        dp_rank = run.first.job.dp_rank
+        replica = self._replica(dp_rank)
+        return dp_rank if replica is not None and replica.state is ReplicaState.UP else None
 
     def _replica(self, dp_rank: int) -> Replica | None:
-        return next((each for each in self._group.replicas if each.dp_rank == dp_rank), None)
+        replicas = self._group.replicas
+        return replicas[dp_rank] if dp_rank < len(replicas) else None
 
 
-def _news(share: Share, weight_version: str) -> Iterator[tuple[int, News]]:
+def _news(share: Share) -> Iterator[tuple[int, News]]:
     tops = tops_of(share.tops)
     at = 0
     rows = zip(share.entry_ids, share.positions, share.counts, share.finishes, strict=True)
@@ -230,7 +234,7 @@ def _news(share: Share, weight_version: str) -> Iterator[tuple[int, News]]:
                 logprobs=share.logprobs[at:end],
                 tops=tops[at:end],
                 finish=finish,
-                weight_version=weight_version,
+                weight_version=share.weight_version,
             ),
         )
         at = end

@@ -9,6 +9,7 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from radixmesh.blocks import unpack_ids
@@ -76,6 +77,7 @@ class Engine:
         Raises:
             InvalidRequest: There is no such model or setting, or the ranks refuse them.
             NoReplicaReady: The replicas were not ready within `startup_timeout_s`.
+            GroupLost: The ranks failed again and again.
         """
         self._settings = make_settings(
             model, dp=dp, pp=pp, tp=tp, dtype=dtype, engine=engine, **settings
@@ -233,6 +235,42 @@ class Engine:
             Draining: The engine is closed.
         """
         return self._host.call(lambda group: group.flush())
+
+    def pause(self) -> None:
+        """Have nothing computed until `resume`. What runs keeps its place, what comes waits.
+
+        Returns when no step is under way. A replica that is replaced meanwhile is paused too.
+
+        Raises:
+            Draining: The engine is closed.
+        """
+        self._host.call(lambda group: group.pause())
+
+    def resume(self) -> None:
+        """Go on after `pause`.
+
+        Raises:
+            Draining: The engine is closed.
+        """
+        self._host.call(lambda group: group.resume())
+
+    def update_weights(self, folder: str | os.PathLike[str], version: str) -> None:
+        """Compute with the weights of another directory of the same model from now on.
+
+        Caches are emptied. Outputs under way keep the ids that they have and go on with the
+        new weights; `Output.weight_version` tells which weights chose the last id. Returns
+        when all replicas compute with them; one that can't is started anew with them.
+
+        Raises:
+            InvalidRequest, NotSupported: The weights do not fit; nothing has changed.
+            NoReplicaReady: No replica is up.
+            GroupLost: The replica that tried them first died; nothing has changed.
+            Draining: The engine is closed.
+        """
+        path = Path(folder).absolute()
+        if not path.is_dir():
+            raise InvalidRequest(f"there is no directory {path}", field="folder")
+        self._host.call(lambda group: group.update_weights(str(path), version))
 
     # Within.
 

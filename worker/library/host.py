@@ -15,12 +15,19 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from radixmesh.errors import Draining, InternalError, InvalidRequest, MeshError, NoReplicaReady
+from radixmesh.errors import (
+    Draining,
+    GroupLost,
+    InternalError,
+    InvalidRequest,
+    MeshError,
+    NoReplicaReady,
+)
 from worker.front.ask import GroupInfo
 from worker.front.assembly import make_group, running
 from worker.front.group import Group
 from worker.front.replica import ReplicaState
-from worker.front.supervisor import CannotStart, Launch
+from worker.front.supervisor import CannotStart, GroupEnded, Launch
 from worker.library.desk import Desk
 from worker.library.run import Run
 from worker.settings import WorkerSettings
@@ -46,8 +53,8 @@ class Host:
         self._thread = threading.Thread(target=self._run, name="radixmesh-engine", daemon=True)
         self._lock = threading.Lock()
         self._over: MeshError | None = None  # guarded by the lock
-        self._stopping = False  # these two belong to the loop
-        self._changed = asyncio.Event()
+        self._held: Group | None = None  # these two belong to the loop
+        self._stopping = False
 
     def start(self) -> None:
         """Start, and wait until every replica takes requests.
@@ -55,6 +62,7 @@ class Host:
         Raises:
             InvalidRequest: The ranks refuse their configuration.
             NoReplicaReady: They were not ready in time.
+            GroupLost: They failed again and again.
         """
         self._thread.start()
         self._started.result()
@@ -135,14 +143,13 @@ class Host:
         error: MeshError = Draining(_CLOSED)
         try:
             group = make_group(self._settings, self._model_dir, CollectorRegistry())
+            self._held = group
             desk = Desk(group)
-            group.on_change = lambda: self._on_change(desk)
             async with running(group, self._settings, self._model_dir, self._launch):
                 error = await self._serve(group, desk)
                 self._end(error)
-        except CannotStart as refusal:
-            error = InvalidRequest(str(refusal))
-            error.__cause__ = refusal
+        except GroupEnded as end:
+            error = _meaning(end)
         except Exception as fault:  # noqa: BLE001  # raised where the engine is used
             error = InternalError(f"the engine broke: {fault!r}")
             error.__cause__ = fault
@@ -151,32 +158,28 @@ class Host:
         await asyncio.sleep(0)
 
     async def _serve(self, group: Group, desk: Desk) -> MeshError:
-        def all_up() -> bool:
-            return all(replica.state is ReplicaState.UP for replica in group.replicas)
+        def started() -> bool:
+            return self._stopping or all(each.state is ReplicaState.UP for each in group.replicas)
+
+        def stopped() -> bool:
+            desk.on_change()
+            return self._stopping
 
         startup_s = self._settings.startup_timeout_s
         try:
             async with asyncio.timeout(startup_s):
-                await self._until(all_up)
+                await group.changed.until(started)
         except TimeoutError:
             return NoReplicaReady(f"the replicas were not ready in {startup_s:g} s")
         if not self._stopping:
             self._started.set_result((group, desk))
-            await self._until(lambda: False)
+            await group.changed.until(stopped)
         return Draining(_CLOSED)
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not (holds() or self._stopping):
-            await self._changed.wait()
-            self._changed.clear()
-
-    def _on_change(self, desk: Desk) -> None:
-        self._changed.set()
-        desk.on_change()
 
     def _stop(self) -> None:
         self._stopping = True
-        self._changed.set()
+        if self._held is not None:
+            self._held.changed.tell()
 
     def _end(self, error: MeshError) -> None:
         with self._lock:
@@ -187,3 +190,10 @@ class Host:
             self._desk.end(error)
         else:
             self._started.set_exception(error)
+
+
+def _meaning(end: GroupEnded) -> MeshError:
+    kind = InvalidRequest if isinstance(end, CannotStart) else GroupLost
+    error = kind(str(end))
+    error.__cause__ = end
+    return error
