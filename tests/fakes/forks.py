@@ -7,9 +7,11 @@ import sys
 import msgspec
 
 from radixmesh.settings import child_environment
-from worker.config import RankConfig
+from tests.fakes.rank_threads import FrontEnd
+from worker.config import FakeConfig, RankConfig
 from worker.group.framing import HEADER, FrameSplitter
 from worker.group.launch import Ended, Kill, Start, Started, decode_answer, descriptors
+from worker.group.topology import Topology
 
 
 class Forked:
@@ -34,7 +36,7 @@ class Forked:
 class Forks:
     """The fork server; `close` ends it as the end of a front does."""
 
-    def __init__(self, engine: str, model_dir: str) -> None:
+    def __init__(self, base: RankConfig) -> None:
         self._sock, theirs = socket.socketpair()
         self._sock.settimeout(10)
         self._splitter = FrameSplitter()
@@ -43,7 +45,7 @@ class Forks:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "worker.group.forkserver"),
-                    *(str(theirs.fileno()), engine, model_dir),
+                    *(str(theirs.fileno()), msgspec.json.encode(base).decode()),
                 ],
                 env=child_environment(OPENBLAS_NUM_THREADS="1"),
                 pass_fds=[theirs.fileno()],
@@ -81,3 +83,37 @@ class Forks:
         finally:
             self.process.kill()
             self.process.wait()
+
+
+class ForkedRanks:
+    """Processes of one replica and the front's end of it."""
+
+    def __init__(self, forks: Forks, base: RankConfig, last_faults: tuple[str, ...] = ()) -> None:
+        front, mailbox = socket.socketpair()
+        topology = Topology(pp=base.pp, tp=base.tp)
+        pairs = [socket.socketpair() for _ in range(topology.size - 1)]
+        store = socket.create_server(("127.0.0.1", 0))
+        self.front = FrontEnd(front)
+        self.processes: list[Forked] = []
+        local = base.carrier == "local"
+        for number, place in enumerate(topology.replica(0)):
+            ours = [one for one, _ in pairs] if number == 0 else [pairs[number - 1][1]]
+            is_last = number and number == len(pairs)
+            config = msgspec.structs.replace(
+                base,
+                fake=FakeConfig(faults=last_faults) if is_last and last_faults else base.fake,
+                pp_rank=place.pp_rank,
+                tp_rank=place.tp_rank,
+                mailbox_fd=-1 if number else mailbox.fileno(),
+                broadcast_fds=tuple(sock.fileno() for sock in ours) if local else (),
+                store_fd=-1 if local or number else store.fileno(),
+                store_port=0 if local else store.getsockname()[1],
+            )
+            self.processes.append(forks.fork(config))
+        for sock in (mailbox, store, *(sock for pair in pairs for sock in pair)):
+            sock.close()
+
+    def close(self) -> list[int]:
+        """End them as the end of a front does; return their statuses."""
+        self.front.close()
+        return [process.wait() for process in self.processes]

@@ -8,18 +8,23 @@ import json
 from pathlib import Path
 
 from radixmesh.settings import stay_offline
+from worker.config import RankConfig
 
 _TORCH = ("worker.engine.torch_engine", "transformers.models.auto.modeling_auto")
+_GLOO = ("worker.parallel.world",)
 
 
-def preload(engine: str, model_dir: Path) -> None:
-    """Import the modules of `engine`, and those of the architecture that `model_dir` names."""
-    if engine == "fake":
-        importlib.import_module("worker.engine.fake")
-    if engine != "torch":
-        return
-    stay_offline()
-    for name in (*_TORCH, *_architecture(model_dir)):
+def preload(config: RankConfig) -> None:
+    """Import what ranks with such a configuration need: engine, architecture, gloo."""
+    names: list[str] = []
+    if config.engine == "fake":
+        names.append("worker.engine.fake")
+    elif config.engine == "torch":
+        stay_offline()
+        names += [*_TORCH, *_architecture(Path(config.model_dir))]
+    if config.carrier == "gloo":
+        names += _GLOO
+    for name in names:
         try:
             importlib.import_module(name)
         except ImportError:

@@ -89,5 +89,5 @@ class RankLauncher:
                 await self._forks.close()
                 self._forks = None
             if self._forks is None:
-                self._forks = await ForkServer.start(self._base.engine, self._base.model_dir)
+                self._forks = await ForkServer.start(self._base)
             return self._forks

@@ -18,7 +18,6 @@ from worker.group.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-_KEPT: Final = 8
 # For a mark that is here if it ever comes.
 _HERE_S: Final = 0.05
 
@@ -26,17 +25,19 @@ _HERE_S: Final = 0.05
 class Plans:
     """The last plans of a rank with the digest after each, for the log of its end."""
 
-    def __init__(self) -> None:
-        self._last: deque[tuple[StepPlan, int]] = deque(maxlen=_KEPT)
+    def __init__(self, kept: int) -> None:
+        self._last: deque[tuple[StepPlan, int]] = deque(maxlen=kept)
+
+    def __str__(self) -> str:
+        """Oldest first: step, digest, and (request, start, ids) of each row."""
+        return "; ".join(
+            f"{plan.step} {digest:016x} {[(r.request_id, r.start, len(r.ids)) for r in plan.rows]}"
+            for plan, digest in self._last
+        )
 
     def add(self, plan: StepPlan, digest: int) -> None:
         """Keep a plan; the oldest is forgotten."""
         self._last.append((plan, digest))
-
-    def log(self, why: str, *, level: int = logging.ERROR, **fields: object) -> None:
-        """Write the plans, a line each, oldest first."""
-        for plan, digest in self._last:
-            logger.log(level, why, extra={**fields, **describe(plan, digest)})
 
 
 class Comparison:
@@ -98,14 +99,6 @@ class Comparison:
         ]
         if different:
             step = wanted[0][0]
-            self._plans.log("plans differ", ranks=different, differs_at=step)
+            extra = {"ranks": different, "at": step, "plans": str(self._plans)}
+            logger.error("plans differ", extra=extra)
             raise RankDesync(f"ranks {different} planned another step {step}")
-
-
-def describe(plan: StepPlan, digest: int) -> dict[str, object]:
-    """Return what a log says of a plan: numbers only."""
-    return {
-        "step": plan.step,
-        "digest": f"{digest:016x}",
-        "rows": [(row.request_id, row.start, len(row.ids)) for row in plan.rows],
-    }

@@ -1,4 +1,4 @@
-"""The process that starts ranks: `python -m worker.group.forkserver SOCKET_FD ENGINE MODEL_DIR`.
+"""The process that starts ranks: `python -m worker.group.forkserver SOCKET_FD CONFIG`.
 
 It imports once what all ranks need, then forks one child per rank that its starter asks
 for, on an inherited socket: frames of JSON, with the rank's descriptors beside them. It
@@ -19,7 +19,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
@@ -39,12 +38,12 @@ _MAX_FDS: Final = 250  # the kernel's bound of one message is 253
 
 def main(argv: Sequence[str]) -> int:
     """Serve until the starter is gone; return the exit status."""
-    fd, engine, model_dir = argv
+    fd, config = argv
     setproctitle.setproctitle("radixmesh-worker forkserver")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     starter = socket.socket(fileno=int(fd))
-    preload(engine, Path(model_dir))
+    preload(msgspec.json.decode(config, type=RankConfig))
     # Nothing imported is garbage: let no collector write to pages that ranks share.
     gc.freeze()
     ForkServer(starter, rank_main.run).serve()

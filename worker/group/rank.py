@@ -62,7 +62,7 @@ class Leader:
         self._clock = clock
         self._rates = Rates()
         self._reported: LoadReport | None = None
-        self._plans = Plans()
+        self._plans = Plans(shape.pp + 1)
         self._comparison = Comparison(root, self._plans, shape)
         turns.before_commit = self._comparison.before_commit
 
@@ -136,7 +136,7 @@ class Follower:
         self._leaf = leaf
         self._watchdog = watchdog
         self._tamper = tamper
-        self._plans = Plans()
+        self._plans = Plans(turns.depth + 2)
 
     def run(self) -> NoReturn:
         """Turn until rank (0, 0) is gone.
@@ -150,7 +150,7 @@ class Follower:
                 self.step()
         finally:
             # Rank (0, 0) may have ended because the two differ: here is this rank's side.
-            self._plans.log("planned last", level=logging.INFO)
+            logger.info("planned last", extra={"plans": str(self._plans)})
 
     def step(self) -> StepOutput:
         """One turn; blocks until there is a record."""

@@ -41,7 +41,7 @@ class Turns:
         self._scheduler = scheduler
         self._cache = cache
         self._compared = compared
-        self._depth = depth
+        self.depth = depth
         self._under_way: deque[StepPlan] = deque()
         self._digest = PlanDigest()
         # Told the number of a step that was computed and is about to be committed.
@@ -90,7 +90,7 @@ class Turns:
         if plan.rows:
             self._engine.launch(plan)
             self._under_way.append(plan)
-        if len(self._under_way) >= self._depth or (self._under_way and not plan.rows):
+        if len(self._under_way) >= self.depth or (self._under_way and not plan.rows):
             self._commit_oldest()
         self.step += 1
         return self._scheduler.take_output(plan.step)

@@ -78,8 +78,8 @@ class ForkServer:
         return f"<ForkServer {self._process.pid} of {len(self._ranks)} ranks>"
 
     @classmethod
-    async def start(cls, engine: str, model_dir: str) -> "ForkServer":
-        """Start one that has imported what `engine` needs before it forks.
+    async def start(cls, base: RankConfig) -> "ForkServer":
+        """Start one that has imported, before it forks, what ranks with such a configuration need.
 
         Raises:
             OSError: There can be no process.
@@ -90,7 +90,7 @@ class ForkServer:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "worker.group.forkserver"),
-                    *(str(theirs.fileno()), engine, model_dir),
+                    *(str(theirs.fileno()), msgspec.json.encode(base).decode()),
                     stdin=asyncio.subprocess.DEVNULL,
                     # numpy's own threads would be in the way of forking; torch's are others.
                     env=child_environment(OPENBLAS_NUM_THREADS="1"),

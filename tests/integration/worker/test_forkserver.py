@@ -111,8 +111,10 @@ async def test_a_stuck_server_is_killed_with_its_ranks(
 
 def test_the_torch_engine_is_imported_on_one_thread() -> None:
     script = (
-        "import sys, os; from pathlib import Path; from worker.engine.preload import preload; "
-        "preload('torch', Path('/')); assert 'torch' in sys.modules; "
+        "import sys, os; from worker.config import RankConfig; "
+        "from worker.engine.preload import preload; "
+        "preload(RankConfig(model_dir='/', carrier='gloo')); "
+        "assert 'torch' in sys.modules; "
         "print(len(os.listdir('/proc/self/task')))"
     )
     environment = child_environment(OPENBLAS_NUM_THREADS="1")

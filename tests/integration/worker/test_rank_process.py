@@ -1,7 +1,6 @@
 """Real rank processes, forked by a fork server, over inherited sockets."""
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from radixmesh.blocks import Namespace, pack_ids, unpack_ids
-from tests.fakes.forks import Forks
+from tests.fakes.forks import ForkedRanks, Forks
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.rank_threads import FrontEnd
 from worker.config import FakeConfig, RankConfig
@@ -22,55 +21,26 @@ from worker.request import Add, Broken, Ready, Sampling, StepOutput
 pytestmark = pytest.mark.e2e
 
 
-class Ranks:
-    """Processes of one replica and the front's end of it."""
-
-    def __init__(self, forks: Forks, base: RankConfig, last_faults: tuple[str, ...] = ()) -> None:
-        front, mailbox = socket.socketpair()
-        topology = Topology(pp=base.pp, tp=base.tp)
-        pairs = [socket.socketpair() for _ in range(topology.size - 1)]
-        self.front = FrontEnd(front)
-        self.processes = []
-        for number, place in enumerate(topology.replica(0)):
-            ours = [one for one, _ in pairs] if number == 0 else [pairs[number - 1][1]]
-            is_last = number and number == len(pairs)
-            config = msgspec.structs.replace(
-                base,
-                fake=FakeConfig(faults=last_faults) if is_last and last_faults else base.fake,
-                pp_rank=place.pp_rank,
-                tp_rank=place.tp_rank,
-                mailbox_fd=-1 if number else mailbox.fileno(),
-                broadcast_fds=tuple(sock.fileno() for sock in ours),
-            )
-            self.processes.append(forks.fork(config))
-        for sock in (mailbox, *(sock for pair in pairs for sock in pair)):
-            sock.close()
-
-    def close(self) -> list[int]:
-        self.front.close()
-        return [process.wait() for process in self.processes]
-
-
-Start = Callable[..., Ranks]
+Start = Callable[..., ForkedRanks]
 
 
 @pytest.fixture(scope="module")
 def forks(model_dir: Path) -> Iterator[Forks]:
-    forks = Forks("fake", str(model_dir))
+    forks = Forks(RankConfig(model_dir=str(model_dir), engine="fake"))
     yield forks
     forks.close()
 
 
 @pytest.fixture
 def start(forks: Forks, model_dir: Path) -> Iterator[Start]:
-    running: list[Ranks] = []
+    running: list[ForkedRanks] = []
 
-    def starter(*faults: str, last_faults: tuple[str, ...] = (), **values: int) -> Ranks:
+    def starter(*faults: str, last_faults: tuple[str, ...] = (), **values: int) -> ForkedRanks:
         config = msgspec.structs.replace(
             RankConfig(model_dir=str(model_dir), engine="fake", fake=FakeConfig(faults=faults)),
             **values,
         )
-        running.append(Ranks(forks, config, last_faults))
+        running.append(ForkedRanks(forks, config, last_faults))
         return running[-1]
 
     yield starter
@@ -137,7 +107,7 @@ def test_a_killed_follower_is_told_as_a_lost_group_at_the_next_step(start: Start
 def test_what_breaks_a_rank_is_the_last_that_the_front_hears(
     start: Start, fault: str, reason: str
 ) -> None:
-    ranks = start(fault, tp=2)
+    ranks = start(fault, tp=2, peer_timeout_s=1)
     assert isinstance(ranks.front.receive(), Ready)
     namespace = Namespace(model="tiny").encode()
     sampling = Sampling(seed=1, max_tokens=50, ignore_eos=True)
