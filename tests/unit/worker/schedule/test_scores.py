@@ -74,7 +74,8 @@ def test_a_scored_prompt_is_computed_whole_even_where_it_is_cached() -> None:
 def test_a_queued_scored_prompt_counts_whole_in_the_load() -> None:
     replica = FakeReplica(max_running=1, max_batched_tokens=64)
     replica.turn(add(1, PROMPT, sampling=Sampling(seed=1, max_tokens=1)))
-    replica.turn(add(2, [9]), add(3, PROMPT, sampling=scoring()), add(4, PROMPT))
+    replica.turn(add(2, [9]))
+    replica.turn(add(3, PROMPT, sampling=scoring()), add(4, PROMPT))
     assert replica.load.uncached_tokens == len(PROMPT) + 2
 
 
