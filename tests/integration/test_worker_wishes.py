@@ -41,7 +41,7 @@ def asked(wishes: Wishes, **fields: object) -> SamplingParams:
 
 async def generate(address: str, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
     async with grpc.aio.insecure_channel(address) as channel:
-        return [answer async for answer in WorkerServiceStub(channel).Generate(request)]  # type: ignore[attr-defined]
+        return [answer async for answer in WorkerServiceStub(channel).Generate(request)]
 
 
 async def test_ids_and_scores_of_a_plain_call_are_exact(model_dir: Path) -> None:
