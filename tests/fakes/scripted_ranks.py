@@ -66,12 +66,14 @@ class ScriptedRanks:
         self.passes_test = passes_test
         self.answers_probes = True
         self.dumps = 0
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self._splitter = FrameSplitter()
         self._decoder: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
         self._arrived: list[Inbound] = []
         self._steps = itertools.count()
         self._keys: set[int] = set()
-        self._tested = False
+        self.under_test = asyncio.Event()
         self.last_request_id = 0
         self.ended = asyncio.Event()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -87,6 +89,7 @@ class ScriptedRanks:
         self.dumps += 1
 
     async def end(self, grace_s: float) -> None:
+        await self.may_end.wait()
         self._close()
         self.ended.set()
 
@@ -206,8 +209,8 @@ class ScriptedRanks:
     def _take(self, message: Inbound) -> None:
         if isinstance(message, Add):
             self.last_request_id = message.request_id
-            if not self._tested:
-                self._tested = True
+            if not self.under_test.is_set():
+                self.under_test.set()
                 self._answer_test(message.request_id)
                 return
         if isinstance(message, Probe) and self.answers_probes:
