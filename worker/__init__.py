@@ -6,6 +6,7 @@ batch jobs or reinforcement learning, uses the same ranks through `Engine`:
     from worker import Engine, SamplingParams
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ __all__ = ["Engine", "Output", "Piece", "SamplingParams"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        # Late, so that a rank that imports its own modules does not load the library.
+        # Late, so that a rank that imports its own modules does not load the library; and by
+        # name, since to an import graph it would else seem that whoever imports a module of
+        # this package imports the library.
         if name in __all__:
-            from worker import library
-
-            return getattr(library, name)
+            return getattr(importlib.import_module("worker.library"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

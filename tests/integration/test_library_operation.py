@@ -143,6 +143,15 @@ def test_replicas_that_are_never_well_end_the_engine_with_a_type(model_dir: Path
     assert my_ranks() == []
 
 
+def test_an_engine_that_can_not_be_kept_alive_says_so_from_then_on(model_dir: Path) -> None:
+    faults = ["exit@prompt-contains=77"]
+    with fake_engine(model_dir, fake_faults=faults, max_failures=2) as engine:
+        for prompt in ([77], [5]):
+            with pytest.raises(errors.GroupLost, match="failed 2 times"):
+                engine.generate([prompt])
+        assert my_ranks() == []
+
+
 # What is public.
 
 

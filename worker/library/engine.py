@@ -107,7 +107,8 @@ class Engine:
 
     def close(self) -> None:
         """End what runs, and the ranks. Does nothing when called again."""
-        self._close()
+        self._host.close()
+        self._close.detach()
 
     @property
     def info(self) -> GroupInfo:

@@ -51,7 +51,7 @@ class Host:
         self._started: Future[tuple[Group, Desk]] = Future()
         # Never joined by the interpreter, which would wait for it before it closes anything.
         self._thread = threading.Thread(target=self._run, name="radixmesh-engine", daemon=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # again from `close`, when an engine is collected within
         self._over: MeshError | None = None  # guarded by the lock
         self._held: Group | None = None  # these two belong to the loop
         self._stopping = False
