@@ -17,6 +17,7 @@ from worker.config import FakeConfig, RankConfig
 from worker.engine.engine import EngineInfo
 from worker.engine.fake import FakeEngine
 from worker.engine.faults import parse_faults
+from worker.engine.overlapped import Overlapped
 from worker.engine.vocabulary import Vocabulary
 from worker.group.framing import FrameSplitter, frame
 from worker.group.local import LocalLeaf, LocalRoot
@@ -71,6 +72,7 @@ class RankThreads:
         tp: int = 1,
         faults: Sequence[str] = (),
         kv_blocks: int = 64,
+        overlap: bool = False,
         deadline_s: float = 5.0,
     ) -> None:
         front, mailbox = socket.socketpair()
@@ -89,6 +91,7 @@ class RankThreads:
                 tp_rank=place.tp_rank,
                 max_batched_tokens=32,
                 max_running=4,
+                overlap=overlap,
                 fake=FakeConfig(faults=tuple(faults), kv_blocks=kv_blocks),
             )
             self.turns.append(_turns(config))
@@ -146,4 +149,6 @@ def _turns(config: RankConfig) -> Turns:
     vocabulary = Vocabulary(ordinary=ORDINARY, size=40, eos_ids=(EOS_ID,), max_model_len=128)
     faults = parse_faults(config.fake.faults, config)
     engine = reserved(FakeEngine(vocabulary, info, config.fake, faults))
+    if config.overlap and config.pp == 1:
+        return make_turns(config, Overlapped(engine))
     return make_turns(config, engine)

@@ -180,10 +180,12 @@ class Scheduler:
     def recompute(self) -> None:
         """Let all running requests wait and empty the cache: the KV is worth nothing now."""
         assert not self._flights, "a step is under way"
-        while (last := self._running.last) is not None:
-            self._running.leave(last)
-            self._enqueue(last)
+        retracted = list(self._running)
+        for sequence in retracted:
+            self._running.leave(sequence)
         self._cache.clear()
+        for sequence in retracted:
+            self._enqueue(sequence)
 
     def answer(self, answer: Answer) -> None:
         """Say what became of a control that was carried out elsewhere."""

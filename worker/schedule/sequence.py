@@ -99,7 +99,7 @@ class Sequence:
     @property
     def finish(self) -> int:
         """Why the output ends with its last id, or GOES_ON."""
-        output = self.output_tokens
+        output = len(self.keyed.ids) - self.prompt_tokens
         if output and output >= self._min_output and self.keyed.ids[-1] in self._ends:
             return STOP_TOKEN
         return LENGTH if output >= self._max_output else GOES_ON

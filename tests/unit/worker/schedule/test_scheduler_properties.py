@@ -28,6 +28,8 @@ class Wanted:
     priority: int
     arrives: int
     cancelled: int | None
+    scored: bool
+    top_logprobs: int
     expected: list[int] = field(default_factory=list)
 
 
@@ -43,6 +45,8 @@ def wanted(draw: st.DrawFn) -> Wanted:
         priority=draw(st.integers(-1, 1)),
         arrives=draw(st.integers(0, 12)),
         cancelled=draw(st.none() | st.integers(0, 20)),
+        scored=draw(st.booleans()),
+        top_logprobs=draw(st.integers(0, 2)),
         expected=oracle_output(prompt, ORDINARY, max_tokens),
     )
 
@@ -57,7 +61,13 @@ def inputs_of(mix: list[Wanted], flushes: set[int], step: int) -> list[Inbound]:
     inputs: list[Inbound] = []
     for number, one in enumerate(mix, 1):
         if one.arrives == step:
-            sampling = Sampling(seed=1, max_tokens=one.max_tokens, ignore_eos=True)
+            sampling = Sampling(
+                seed=1,
+                max_tokens=one.max_tokens,
+                ignore_eos=True,
+                top_logprobs=one.top_logprobs,
+                prompt_logprobs=one.scored,
+            )
             request = add(
                 number,
                 one.prompt,
@@ -74,7 +84,7 @@ def inputs_of(mix: list[Wanted], flushes: set[int], step: int) -> list[Inbound]:
     return inputs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     mix=MIXES,
     flushes=FLUSHES,
@@ -120,12 +130,17 @@ def test_every_mix_generates_the_oracle_s_ids_and_ends_each_request_once(
             assert given_ids == one.expected[one.journal :]
             assert replica.finishes[number] == LENGTH
             assert replica.ends[number] == 1
+            tell = one.scored and not one.journal
+            scores = [-float(target) for target in one.prompt[1:]] if tell else []
+            assert replica.prompt_scores.get(number, []) == scores
+            tops = [[token, 0][: one.top_logprobs] for token in given_ids if one.top_logprobs]
+            assert [best for best in replica.tops.get(number, []) if best] == tops
         assert replica.ends[number] <= 1
     assert replica.load.free_blocks == replica.cache.total
     assert (replica.load.running, replica.load.waiting, replica.load.uncached_tokens) == (0, 0, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     mix=MIXES,
     stops=st.lists(st.sets(st.sampled_from(ORDINARY), max_size=12), min_size=10, max_size=10),
