@@ -211,6 +211,11 @@ class WorkerMetrics:
         self.restarts = make.counter(
             "restarts_total", "Restarts of the replica's ranks.", "dp_rank"
         )
+        self.probe_seconds = make.histogram(
+            "probe_seconds",
+            "From a question to all ranks of a replica to their answer.",
+            buckets=FIRST_TOKEN_S,
+        )
 
     def _declare_links(self, make: _Maker) -> None:
         self.links = make.gauge("links_count", "Routers that are attached.")

@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from radixmesh.telemetry.metrics import RouterMetrics, TextMetrics, WorkerMetrics
 from router.tree.meta_tree import BYTES_PER_KEY
@@ -89,7 +90,9 @@ async def test_every_metric_of_router_and_text_services_moves(model_dir: Path) -
 
 async def test_every_metric_of_a_worker_group_moves(model_dir: Path) -> None:
     launcher, port = ScriptedLauncher(), free_port()
-    async with run_front(model_dir, launch=launcher, metrics_port=port) as address:
+    # Probed often, so that one is answered long before the restart's pause is over.
+    flags: dict[str, Any] = {"metrics_port": port, "probe_interval_s": 0.02}
+    async with run_front(model_dir, launch=launcher, **flags) as address:
         async with attach(address) as router:
             await router.until_up(0)
             ranks = await launcher.incarnation(0, 0)

@@ -100,3 +100,14 @@ async def test_a_port_in_use_is_said_and_the_front_exits(model_dir: Path) -> Non
 async def test_a_model_that_is_not_there_is_said_and_the_front_exits(tmp_path: Path) -> None:
     async with front_process(tmp_path / "nothing", free_port()) as front:
         assert await front.wait() == 2
+
+
+async def test_a_front_whose_ranks_die_again_and_again_says_why_and_exits_with_one(
+    model_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--dp", "2", "--max-failures", "2", "--fake-faults", "exit@step=0")
+    async with front_process(model_dir, free_port(), *flags) as front:
+        assert await front.wait() == 1
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("radixmesh-worker: the ranks failed 2 times in a row: rank dp=")
+    assert said.endswith("exited with status 17")

@@ -97,7 +97,8 @@ class Group:
             self._controls,
             plan.probes,
             on_silent=partial(self._hold, hold=Hold.SILENT),
-            on_heard=partial(self._release, hold=Hold.SILENT),
+            on_heard=self._on_heard,
+            clock=clock,
         )
         self._operation = Operation(self)
         meters.watch_links(lambda: len(self.subscribers))
@@ -470,7 +471,11 @@ class Group:
 
     def probe(self) -> None:
         """Ask the ranks whether they are there, and judge those that do not answer."""
-        self._probes.tick(self.replicas, self._clock())
+        self._probes.tick(self.replicas)
+
+    def _on_heard(self, replica: Replica, seconds: float) -> None:
+        self.meters.answered(seconds)
+        self._release(replica, Hold.SILENT)
 
     def _hold(self, replica: Replica, hold: Hold) -> None:
         before = replica.state

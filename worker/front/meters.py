@@ -69,6 +69,10 @@ class Meters:
         """Count a replica whose ranks are started anew."""
         self._metrics.restarts.labels(dp_rank=dp_rank).inc()
 
+    def answered(self, seconds: float) -> None:
+        """Count a probe that all ranks of a replica have answered."""
+        self._metrics.probe_seconds.observe(seconds)
+
     def feed_dropped(self) -> None:
         """Count a feed that a router was too slow for."""
         self._metrics.feed_drops.inc()

@@ -3,7 +3,7 @@
 The answer comes once every rank has planned the step that brought the question, so it
 proves the whole replica, busy or idle; what else a replica says proves nothing here. A
 replica that leaves it unanswered gets no new work, and after some more time is given up.
-Knows replicas and times; no loop, no sockets.
+Knows replicas and times; no sockets.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ class _Watch:
 class Probes:
     """Asks, one question at a time of each replica.
 
-    `on_silent` is told of a replica that takes too long, `on_heard` of every answer.
+    `on_silent` is told of a replica that takes too long, `on_heard` of every answer and of
+    the seconds that it took.
     """
 
     def __init__(
@@ -65,17 +66,20 @@ class Probes:
         pace: ProbePace,
         *,
         on_silent: Callable[[Replica], None],
-        on_heard: Callable[[Replica], None],
+        on_heard: Callable[[Replica, float], None],
+        clock: Callable[[], float],
     ) -> None:
         self.pace = pace
         self._controls = controls
         self._on_silent = on_silent
         self._on_heard = on_heard
+        self._clock = clock
         self._watches: dict[Replica, _Watch] = {}
         self._ticked_at = 0.0
 
-    def tick(self, replicas: Iterable[Replica], now: float) -> None:
+    def tick(self, replicas: Iterable[Replica]) -> None:
         """Ask who is to be asked, and judge who has not answered."""
+        now = self._clock()
         passed_s = min(now - self._ticked_at, MAX_TICK_S)
         self._ticked_at = now
         for replica in replicas:
@@ -105,11 +109,13 @@ class Probes:
             return  # its end is about to be told
         watch.waits, watch.unanswered_s = True, 0.0
         watch.due_at = now + self.pace.interval_s
-        answer.add_done_callback(partial(self._answered, replica, watch))
+        answer.add_done_callback(partial(self._answered, replica, watch, now))
 
-    def _answered(self, replica: Replica, watch: _Watch, answer: asyncio.Future[int]) -> None:
+    def _answered(
+        self, replica: Replica, watch: _Watch, asked_at: float, answer: asyncio.Future[int]
+    ) -> None:
         if answer.exception() is not None:
             self._watches.pop(replica, None)  # that life is over
             return
         watch.waits = False
-        self._on_heard(replica)
+        self._on_heard(replica, self._clock() - asked_at)

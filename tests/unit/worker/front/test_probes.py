@@ -21,10 +21,15 @@ class Scene:
         self.broken: list[MeshError] = []
         self.silent = 0
         self.heard = 0
+        self.longest_s = 0.0
         self.replica = Replica(0)
         self.controls = Controls()
         self.probes = Probes(
-            self.controls, PACE, on_silent=self._on_silent, on_heard=self._on_heard
+            self.controls,
+            PACE,
+            on_silent=self._on_silent,
+            on_heard=self._on_heard,
+            clock=lambda: self.now,
         )
         self.now = 100.0
         self.begin()
@@ -39,13 +44,14 @@ class Scene:
     def _on_silent(self, replica: Replica) -> None:
         self.silent += 1
 
-    def _on_heard(self, replica: Replica) -> None:
+    def _on_heard(self, replica: Replica, seconds: float) -> None:
         self.heard += 1
+        self.longest_s = max(self.longest_s, seconds)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds)):
             self.now += 1
-            self.probes.tick([self.replica], self.now)
+            self.probes.tick([self.replica])
 
     def answer(self) -> None:
         message = self.sent[-1]
@@ -86,6 +92,14 @@ async def test_a_question_without_answer_costs_readiness_first_and_the_life_late
     scene.pass_time(1)
     assert isinstance(scene.broken[0], Stuck)
     assert len(scene.sent) == 1
+
+
+async def test_how_long_an_answer_took_is_told(scene: Scene) -> None:
+    scene.pass_time(1)
+    scene.pass_time(7)
+    scene.answer()
+    await settle()
+    assert scene.longest_s == 7
 
 
 async def test_time_in_which_this_process_stood_still_is_nobody_s_silence(scene: Scene) -> None:
