@@ -175,9 +175,13 @@ def test_nobody_waits_longer_than_the_ageing_for_a_sibling_that_does_not_get_on(
 
 
 def test_a_sibling_that_gets_on_is_waited_for_beyond_the_ageing() -> None:
-    replica = FakeReplica(block_tokens=4, max_batched_tokens=4, ageing_us=5)
-    for now_us in range(20):
-        arrival = [add(one, [3] * 42, sampling=ONE) for one in (1, 2)] if now_us == 0 else []
+    replica = FakeReplica(block_tokens=4, max_batched_tokens=7, ageing_us=5)
+    shared = [3] * 42
+    replica.turn(add(1, shared))
+    # They leave four ids a step to the first: one block of ten.
+    replica.turn(*(add(one, [one], priority=2, sampling=ENDLESS) for one in (11, 12, 13)))
+    for now_us in range(10, 30):
+        arrival = [add(2, shared, priority=1)] if now_us == 10 else []
         replica.turn(*arrival, now_us=now_us)
     assert replica.started[2].cached_tokens == 40
     assert replica.started[2].waited_us > 5

@@ -61,6 +61,15 @@ def test_a_second_turn_computes_only_what_is_new() -> None:
     assert replica.outputs[2] == oracle_output(conversation, ORDINARY, 8)
 
 
+def test_a_block_can_be_found_from_the_step_on_that_fills_it() -> None:
+    replica = FakeReplica()
+    blocks = []
+    for step in range(7):
+        replica.turn(*([] if step else [add(1, [3, 4, 5])]))
+        blocks.append(len(replica.mirror.parents))
+    assert blocks == [0, 1, 1, 1, 1, 2, 2]
+
+
 def test_one_id_is_computed_even_when_the_whole_prompt_is_cached() -> None:
     replica = FakeReplica()
     replica.turn(add(1, range(3, 11)))
