@@ -87,7 +87,7 @@ class Crew:
         replicas = self._group.replicas
         await self._group.changed.until(lambda: not _retiring(replica) or replicas[-1] is replica)
         if _retiring(replica):
-            self._group.remove(replica)
+            self._group.roster.remove(replica)
         return replica not in replicas
 
 

@@ -11,16 +11,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import (
     BY_REASON,
     Draining,
     GroupLost,
-    GroupNotFound,
     InternalError,
-    InvalidRequest,
     MeshError,
     NoReplicaReady,
 )
@@ -34,12 +32,11 @@ from worker.front.news import News
 from worker.front.operation import Operation, Outcomes
 from worker.front.plan import GroupPlan
 from worker.front.probes import Probes
-from worker.front.replica import Hold, LoadedWeights, Replica, ReplicaState
-from worker.request import GOES_ON, Add, Flush, Pause, Ready, StepOutput, Weights
+from worker.front.replica import Hold, Replica, ReplicaState
+from worker.front.roster import Roster
+from worker.request import GOES_ON, Add, Flush, Ready, StepOutput
 
 logger = logging.getLogger(__name__)
-
-MAX_REPLICAS: Final = 1024
 
 
 class Subscriber(Protocol):
@@ -70,44 +67,53 @@ class Group:
     """A worker group. `clock` gives seconds that never go back.
 
     Attributes:
-        replicas: By dp_rank; those that start or retire are there too.
-        changed: Told when readiness, a replica's state or the number of replicas changed.
+        roster: Its replicas, and the number of them.
         idled: Told when a replica has no more requests.
     """
 
     def __init__(self, plan: GroupPlan, meters: Meters, clock: Callable[[], float]) -> None:
         self.plan = plan
         self.meters = meters
-        self.replicas: list[Replica] = []
         self.subscribers: set[Subscriber] = set()
-        self.changed = News()
-        # Called with `changed`; set by the owner, if by anyone.
-        self.on_change: Callable[[], None] = lambda: None
         self.idled = News()
         self._info: GroupInfo | None = None
         self._described = asyncio.Event()
-        self._weights = LoadedWeights("", plan.weight_version)
-        self._holds: set[Hold] = set()
-        self._most_replicas = 0
         self._clock = clock
         self._dispatcher = Dispatcher(plan.dispatch)
         self._request_ids = itertools.count(1)
+        self._metered = 0
+        self.roster = Roster(on_state=self._on_state, on_size=self._on_size)
         self._controls = Controls()
+        self._operation = Operation(
+            self.roster,
+            self._controls,
+            weight_version=plan.weight_version,
+            describe=lambda version: self._describe(weight_version=version),
+        )
         self._probes = Probes(
             self._controls,
             plan.probes,
-            on_silent=partial(self._hold, hold=Hold.SILENT),
+            on_silent=partial(self.roster.hold, hold=Hold.SILENT),
             on_heard=self._on_heard,
             clock=clock,
         )
-        self._operation = Operation(self)
         meters.watch_links(lambda: len(self.subscribers))
-        self._grow(plan.dp)
+        self.roster.grow(plan.dp)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All of them, by dp_rank; those that start or retire are there too."""
+        return self.roster.replicas
+
+    @property
+    def changed(self) -> News:
+        """Told when readiness, a replica's state or the number of replicas changed."""
+        return self.roster.changed
 
     @property
     def ready(self) -> bool:
         """Whether some replica takes requests."""
-        return any(replica.state is ReplicaState.UP for replica in self.replicas)
+        return self.roster.ready
 
     @property
     def job_count(self) -> int:
@@ -144,9 +150,9 @@ class Group:
             QueueFull: The replica does not read its mailbox.
             InvalidRequest, TokenizerMismatch: See `ask.to_add`.
         """
-        for hold in Hold:
-            if hold in self._holds:
-                raise Draining(f"the group {hold.value}")
+        hold = self.roster.held_by
+        if hold is not None:
+            raise Draining(f"the group {hold.value}")
         add = to_add(ask, self.info, request_id=next(self._request_ids))
         return self._dispatch(owner, entry_id, add, self._choose(ask))
 
@@ -179,7 +185,7 @@ class Group:
         """Forget jobs and have their blocks freed. Jobs that are over are ignored."""
         by_replica: dict[Replica, list[Job]] = {}
         for job in jobs:
-            replica = self._find(job.dp_rank)
+            replica = self.roster.find(job.dp_rank)
             if replica is not None and job.request_id in replica.jobs:
                 by_replica.setdefault(replica, []).append(job)
         for replica, held in by_replica.items():
@@ -190,26 +196,12 @@ class Group:
     def _choose(self, ask: Ask) -> Replica:
         if ask.dp_rank is None:
             return self._choose_any()
-        replica = self._named(ask.dp_rank)
+        replica = self.roster.named(ask.dp_rank)
         if replica.state is ReplicaState.DOWN:
             raise GroupLost("the replica is down", dp_rank=ask.dp_rank)
         if replica.held_by is not None:
             raise Draining(f"the replica {replica.held_by.value}", dp_rank=ask.dp_rank)
         return replica
-
-    def _find(self, dp_rank: int) -> Replica | None:
-        return self.replicas[dp_rank] if 0 <= dp_rank < len(self.replicas) else None
-
-    def _named(self, dp_rank: int) -> Replica:
-        replica = self._find(dp_rank)
-        if replica is not None:
-            return replica
-        if 0 <= dp_rank < self._most_replicas:
-            # Who named it may not have heard of its end yet, and can go elsewhere.
-            raise GroupLost("the replica has retired", dp_rank=dp_rank)
-        raise GroupNotFound(
-            f"there is no replica {dp_rank}", field="dp_rank", dp=len(self.replicas)
-        )
 
     def _choose_any(self) -> Replica:
         candidates = [each.candidate for each in self.replicas if each.state is ReplicaState.UP]
@@ -239,18 +231,15 @@ class Group:
 
     def on_up(self, replica: Replica) -> None:
         """Take requests for a replica from now on."""
-        if replica.weights is not self._weights:
+        if not self._operation.is_current(replica):
             replica.give_up(GroupLost("the weights changed while the replica started"))
             return
         replica.set_up(free_blocks=self.info.kv_blocks)
-        if Hold.PAUSED in self._holds:
-            # Before any request, so nothing is computed first; its loss is told otherwise.
-            told = self.control(replica, partial(Pause, paused=True))
-            told.add_done_callback(lambda answer: answer.exception())
+        self._operation.on_up(replica)
         logger.info(
             "replica up", extra={"dp_rank": replica.dp_rank, "incarnation": replica.incarnation}
         )
-        self._changed(replica)
+        self.roster.announce(replica)
 
     def on_down(self, replica: Replica, error: MeshError) -> None:
         """End a replica's life: its jobs fail, and nobody else's."""
@@ -259,7 +248,7 @@ class Group:
         # Status first: a router that resumes the jobs must know not to come back here.
         if was_up:
             self.meters.lost(replica.dp_rank)
-            self._changed(replica)
+            self.roster.announce(replica)
         for job in lost:
             self._ended(replica, job, error.reason)
             job.owner.on_failed(job.entry_id, error)
@@ -312,10 +301,10 @@ class Group:
             GroupNotFound: There is no such replica.
         """
         if dp_rank is None:
-            self.hold(Hold.DRAINED)
+            self.roster.hold_all(Hold.DRAINED)
             return self.job_count
-        replica = self._named(dp_rank)
-        self._hold(replica, Hold.DRAINED)
+        replica = self.roster.named(dp_rank)
+        self.roster.hold(replica, Hold.DRAINED)
         return len(replica.jobs)
 
     async def idle(self) -> None:
@@ -329,7 +318,7 @@ class Group:
             GroupNotFound: There is no such replica.
             GroupLost: It is down, or went down meanwhile.
         """
-        named = [self._named(dp_rank)] if dp_rank is not None else self.replicas
+        named = [self.roster.named(dp_rank)] if dp_rank is not None else self.replicas
         answers = [
             self.control(replica, Flush)
             for replica in named
@@ -363,84 +352,26 @@ class Group:
         """
         return self._controls.order(replica, make, then=then)
 
-    def hold(self, hold: Hold) -> None:
-        """Take no new work on any replica, also not on one to come."""
-        self._holds.add(hold)
-        for replica in self.replicas:
-            self._hold(replica, hold)
-
-    def release(self, hold: Hold) -> None:
-        """Take back a `hold`."""
-        self._holds.discard(hold)
-        for replica in self.replicas:
-            self._release(replica, hold)
-
     async def prepare(self, replica: Replica) -> None:
         """Have ranks that just started compute with what the group computes with now.
 
         Raises:
             MeshError: They can't.
         """
-        weights = self._weights
-        if weights.folder:
-            make = partial(Weights, folder=weights.folder, version=weights.version)
-            await self.control(replica, make)
-        replica.weights = weights
+        await self._operation.prepare(replica)
 
-    def adopt(self, weights: LoadedWeights) -> None:
-        """Describe the group by these weights, and have replicas start with them."""
-        self._weights = weights
-        self._describe(weight_version=weights.version)
-
-    # Replicas that come and go.
-
-    def scale(self, dp: int) -> int:
-        """Have `dp` replicas from now on. Returns how many there are as yet.
-
-        New ones come at the end; the highest retire: they take nothing new, and their owner
-        ends them. One that still runs when it is wanted again is taken back as it is.
-
-        Raises:
-            InvalidRequest: It is not from 1 to 1024.
-            Draining: The group is about to end.
-        """
-        if not 1 <= dp <= MAX_REPLICAS:
-            raise InvalidRequest(
-                f"dp is {dp}, must be from 1 to {MAX_REPLICAS}", field="dp", limit=MAX_REPLICAS
-            )
-        if Hold.DRAINED in self._holds:
-            raise Draining("the group is draining")
-        for replica in self.replicas[:dp]:
-            self._release(replica, Hold.RETIRING)
-        for replica in self.replicas[dp:]:
-            self._hold(replica, Hold.RETIRING)
-        self._grow(dp)
-        logger.info("scaled", extra={"dp": dp, "replicas": len(self.replicas)})
-        return len(self.replicas)
-
-    def remove(self, replica: Replica) -> None:
-        """Forget the last replica, which is down."""
-        assert replica is self.replicas[-1], "dp_ranks would have a hole"
-        self.replicas.pop()
-        self.meters.forget(replica.dp_rank)
-        self._describe(dp=len(self.replicas))
-        self._tell_change()
-
-    def failing(self, limit: int) -> bool:
-        """Whether every replica that is wanted has failed `limit` times in a row."""
-        wanted = [each for each in self.replicas if Hold.RETIRING not in each.holds]
-        return all(replica.failures >= limit for replica in wanted)
-
-    def _grow(self, dp: int) -> None:
-        added = [Replica(dp_rank, holds=self._holds) for dp_rank in range(len(self.replicas), dp)]
-        if not added:
-            return
-        self.replicas += added
-        self._most_replicas = max(self._most_replicas, dp)
-        self._describe(dp=dp)
-        for replica in added:
+    def _on_size(self) -> None:
+        dp = len(self.replicas)
+        for replica in self.replicas[self._metered :]:
             self.meters.watch(replica, kv_blocks=self._kv_blocks)
-            self._changed(replica)
+        for dp_rank in range(dp, self._metered):
+            self.meters.forget(dp_rank)
+        self._metered = dp
+        self._describe(dp=dp)
+
+    def _on_state(self, replica: Replica) -> None:
+        for subscriber in list(self.subscribers):
+            subscriber.on_status(replica)
 
     def _kv_blocks(self) -> int:
         return self._info.kv_blocks if self._info else 0
@@ -462,10 +393,7 @@ class Group:
 
     def tick(self) -> None:
         """Do what is done once a second: load reports, proofs."""
-        for replica in self.replicas:
-            up = replica.state is not ReplicaState.DOWN
-            if up and replica.weights is not self._weights and Hold.RELOADING not in self._holds:
-                replica.give_up(GroupLost("the replica missed a change of weights"))
+        self._operation.tick()
         for subscriber in list(self.subscribers):
             subscriber.on_tick()
 
@@ -475,29 +403,4 @@ class Group:
 
     def _on_heard(self, replica: Replica, seconds: float) -> None:
         self.meters.answered(seconds)
-        self._release(replica, Hold.SILENT)
-
-    def _hold(self, replica: Replica, hold: Hold) -> None:
-        before = replica.state
-        replica.holds.add(hold)
-        self._held_or_not(replica, before)
-
-    def _release(self, replica: Replica, hold: Hold) -> None:
-        before = replica.state
-        replica.holds.discard(hold)
-        self._held_or_not(replica, before)
-
-    def _tell_change(self) -> None:
-        self.changed.tell()
-        self.on_change()
-
-    def _held_or_not(self, replica: Replica, before: ReplicaState) -> None:
-        if replica.state is before:
-            self._tell_change()
-        else:
-            self._changed(replica)
-
-    def _changed(self, replica: Replica) -> None:
-        for subscriber in list(self.subscribers):
-            subscriber.on_status(replica)
-        self._tell_change()
+        self.roster.release(replica, Hold.SILENT)

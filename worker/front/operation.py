@@ -7,11 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from radixmesh.errors import GroupLost, MeshError, NoReplicaReady
-from worker.front.controls import Make
-from worker.front.replica import Hold, LoadedWeights, Replica, ReplicaState
+from worker.front.controls import Controls, Make
+from worker.front.replica import Hold, LoadedWeights, Replica
+from worker.front.roster import Roster
 from worker.request import Pause, Weights
 
 logger = logging.getLogger(__name__)
@@ -20,38 +20,21 @@ logger = logging.getLogger(__name__)
 Outcomes = dict[int, MeshError | None]
 
 
-class Operated(Protocol):
-    """A group, as far as it is operated from here."""
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """All of them."""
-        ...
-
-    def control(
-        self, replica: Replica, make: Make, *, then: Callable[[], None] = ...
-    ) -> asyncio.Future[int]:
-        """Tell a replica's ranks something."""
-        ...
-
-    def hold(self, hold: Hold) -> None:
-        """Take no new work, for this reason too."""
-        ...
-
-    def release(self, hold: Hold) -> None:
-        """This reason is gone."""
-        ...
-
-    def adopt(self, weights: LoadedWeights) -> None:
-        """From now on the group computes with these weights."""
-        ...
-
-
 class Operation:
-    """Operates one group."""
+    """Operates one group. `describe` is told the version when the group's weights changed."""
 
-    def __init__(self, group: Operated) -> None:
-        self._group = group
+    def __init__(
+        self,
+        roster: Roster,
+        controls: Controls,
+        *,
+        weight_version: str,
+        describe: Callable[[str], None],
+    ) -> None:
+        self._roster = roster
+        self._controls = controls
+        self._weights = LoadedWeights("", weight_version)
+        self._describe = describe
         self._lock = asyncio.Lock()
 
     async def pause(self) -> Outcomes:
@@ -61,15 +44,15 @@ class Operation:
         """
         async with self._lock:
             # Together, so that a replica that comes up is told either by this or by its start.
-            self._group.hold(Hold.PAUSED)
-            answers = self._order(self._up(), partial(Pause, paused=True))
+            self._roster.hold_all(Hold.PAUSED)
+            answers = self._order(self._roster.up, partial(Pause, paused=True))
             return await _outcomes(answers)
 
     async def resume(self) -> Outcomes:
         """Go on after `pause`."""
         async with self._lock:
-            self._group.release(Hold.PAUSED)
-            answers = self._order(self._up(), partial(Pause, paused=False))
+            self._roster.release_all(Hold.PAUSED)
+            answers = self._order(self._roster.up, partial(Pause, paused=False))
             return await _outcomes(answers)
 
     async def update_weights(self, folder: str, version: str) -> Outcomes:
@@ -85,33 +68,60 @@ class Operation:
             GroupLost: The replica that tried them was lost; nothing has changed.
         """
         async with self._lock:
-            self._group.hold(Hold.RELOADING)
+            self._roster.hold_all(Hold.RELOADING)
             try:
                 return await self._update(LoadedWeights(folder, version))
             finally:
-                self._group.release(Hold.RELOADING)
+                self._roster.release_all(Hold.RELOADING)
 
     async def _update(self, weights: LoadedWeights) -> Outcomes:
-        up = self._up()
+        up = self._roster.up
         if not up:
             raise NoReplicaReady("no replica is up")
         first, *others = up
         make = partial(Weights, folder=weights.folder, version=weights.version)
-        await self._group.control(first, make, then=lambda: self._adopt(first, weights))
+        await self._controls.order(first, make, then=partial(self._adopt, first, weights))
         outcomes = await _outcomes(self._order(others, make, weights))
-        for replica in others:
-            error = outcomes[replica.dp_rank]
-            if error is not None:
-                replica.give_up(GroupLost(f"the new weights could not be taken: {error.message}"))
+        self._renew()
         logger.info("weights changed", extra={"version": weights.version, "replicas": len(up)})
         return {first.dp_rank: None, **outcomes}
 
     def _adopt(self, first: Replica, weights: LoadedWeights) -> None:
-        first.weights = weights
-        self._group.adopt(weights)
+        # What starts from now on starts with these, and what was told otherwise is found.
+        self._weights = first.weights = weights
+        self._describe(weights.version)
 
-    def _up(self) -> list[Replica]:
-        return [each for each in self._group.replicas if each.state is not ReplicaState.DOWN]
+    async def prepare(self, replica: Replica) -> None:
+        """Have ranks that just started compute with what the group computes with now.
+
+        Raises:
+            MeshError: They can't.
+        """
+        weights = self._weights
+        if weights.folder:
+            make = partial(Weights, folder=weights.folder, version=weights.version)
+            await self._controls.order(replica, make)
+        replica.weights = weights
+
+    def on_up(self, replica: Replica) -> None:
+        """Pause a replica that came up in a paused group, before it is given anything."""
+        if self._roster.held(Hold.PAUSED):
+            told = self._controls.order(replica, partial(Pause, paused=True))
+            told.add_done_callback(lambda answer: answer.exception())  # its loss is told otherwise
+
+    def is_current(self, replica: Replica) -> bool:
+        """Whether it computes with the group's weights."""
+        return replica.weights is self._weights
+
+    def tick(self) -> None:
+        """Find replicas that a change of weights did not reach, as who asked for it left."""
+        if not self._roster.held(Hold.RELOADING):
+            self._renew()
+
+    def _renew(self) -> None:
+        for replica in self._roster.up:
+            if not self.is_current(replica):
+                replica.give_up(GroupLost("the replica missed a change of weights"))
 
     def _order(
         self, replicas: Sequence[Replica], make: Make, weights: LoadedWeights | None = None
@@ -120,7 +130,7 @@ class Operation:
         for replica in replicas:
             then = partial(_take, replica, weights)
             try:
-                answers[replica.dp_rank] = self._group.control(replica, make, then=then)
+                answers[replica.dp_rank] = self._controls.order(replica, make, then=then)
             except MeshError as error:
                 answers[replica.dp_rank] = error
         return answers

@@ -105,7 +105,7 @@ class WorkerService(worker_service_pb2_grpc.WorkerServiceServicer):
         request: pb.ScaleReplicasRequest,
         context: "Context[pb.ScaleReplicasRequest, pb.ScaleReplicasResponse]",
     ) -> pb.ScaleReplicasResponse:
-        return pb.ScaleReplicasResponse(dp=self._group.scale(request.dp))
+        return pb.ScaleReplicasResponse(dp=self._group.roster.scale(request.dp))
 
 
 def _answer(piece: Piece, usage: generation_pb2.Usage) -> pb.GenerateResponse:

@@ -137,7 +137,7 @@ class Supervisor:
             raise CannotStart(error.message)
         extra = {"dp_rank": replica.dp_rank, "reason": error.reason, "error": error.message}
         logger.error("replica lost", extra={**extra, "failures": replica.failures})
-        if pace.max_failures and self._group.failing(pace.max_failures):
+        if pace.max_failures and self._group.roster.failing(pace.max_failures):
             raise KeepsFailing(
                 f"the ranks failed {replica.failures} times in a row: {error.message}"
             )

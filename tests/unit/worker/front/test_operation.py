@@ -135,7 +135,7 @@ async def test_a_replica_that_starts_in_a_paused_group_is_paused_before_it_compu
         again = await launcher.incarnation(0, 1)
         assert (await again.pause()).paused
         await until_up(group, ReplicaState.DRAINING)
-        group.scale(3)
+        group.roster.scale(3)
         added = await launcher.incarnation(2, 0)
         assert (await added.pause()).paused
 
@@ -238,7 +238,7 @@ async def test_a_replica_that_starts_later_computes_with_the_new_weights() -> No
         assert group.replicas[1].state is ReplicaState.DOWN, "not before it has them"
         again.step(answers=[Answer(order.token)])
         await until_up(group)
-        group.scale(3)
+        group.roster.scale(3)
         added = await launcher.incarnation(2, 0)
         await load(added)
         await until_up(group)
