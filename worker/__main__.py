@@ -1,4 +1,4 @@
-"""`python -m worker`, `radixmesh-worker`: read the settings, run a worker group's front."""
+"""`python -m worker`, `radixmesh-worker`: run a worker group's front, or a further host's ranks."""
 
 import sys
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 from radixmesh.errors import InvalidRequest
 from radixmesh.rpc.lifecycle import start
 from radixmesh.settings import load
-from worker.app import serve
+from worker.app import serve, serve_node
 from worker.front.supervisor import GroupEnded
 from worker.settings import WorkerSettings
 
@@ -16,11 +16,15 @@ PROG = "radixmesh-worker"
 def main() -> int:
     """Run until SIGTERM or SIGINT; return the exit status."""
     settings = load(WorkerSettings, sys.argv[1:], prog=PROG)
-    title = f"front {settings.served_name} dp={settings.dp} pp={settings.pp} tp={settings.tp}"
+    front = settings.node_rank == 0
+    part = "front" if front else f"node {settings.node_rank}"
+    title = f"{part} {settings.served_name} dp={settings.dp} pp={settings.pp} tp={settings.tp}"
+    main = partial(serve if front else serve_node, settings)
     try:
-        return start(PROG, partial(serve, settings), title=title, log_level=settings.log_level)
+        return start(PROG, main, title=title, log_level=settings.log_level)
     except InvalidRequest as error:
-        sys.stderr.write(f"{PROG}: --model: {error.message}\n")
+        flag = "" if error.field else "--model: "
+        sys.stderr.write(f"{PROG}: {flag}{error.message}\n")
         return 2
     except GroupEnded as end:
         sys.stderr.write(f"{PROG}: {end}\n")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry
 
@@ -12,10 +13,13 @@ from radixmesh.rpc.frames import DEFAULT_LIMITS
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import serve_metrics
-from worker.front.assembly import make_group, running
+from worker.front.assembly import make_group, rank_config, running
 from worker.front.group import Group
 from worker.front.service import SERVICE_NAME, WorkerService
 from worker.front.supervisor import Launch
+from worker.node.agent import Agent
+from worker.node.agreement import shared_settings
+from worker.node.host import Host
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -64,6 +68,30 @@ async def serve(
         await server.stop()
         if metrics is not None:
             metrics.close()
+
+
+async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
+    """Run this host's ranks for host 0 until `stop` is set.
+
+    Raises:
+        InvalidRequest: There is no such model, or host 0 was told something else.
+    """
+    model_dir = resolve(settings.model)
+    base = rank_config(settings, str(model_dir))
+    host = Host(base, nnodes=settings.nnodes, node_rank=settings.node_rank)
+    agent = Agent(host, settings.node_rank, shared_settings(base, settings.nnodes))
+    address, port = settings.meeting_place
+    async with aclosing(host):
+        serving = asyncio.ensure_future(agent.run(address, int(port)))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            serving.cancel()
+            await asyncio.wait((serving,))
+        if not serving.cancelled():
+            serving.result()
 
 
 async def _tell_health(group: Group, server: Server) -> None:

@@ -111,9 +111,24 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"--nnodes: {self.nnodes} does not divide --tp {self.tp}")
         if self.node_rank >= self.nnodes:
             raise ValueError(f"--node-rank: must be below --nnodes, got {self.node_rank}")
-        if self.nnodes > 1 and not self.rendezvous:
+        if self.nnodes == 1:
+            return self
+        if self.carrier == "local":
+            raise ValueError("--carrier: local reaches one host only, use gloo")
+        if self.tensors == "shm":
+            raise ValueError("--tensors: shm reaches one host only, use gloo")
+        if not self.rendezvous:
             raise ValueError("--rendezvous: needed with --nnodes above 1")
+        host, port = self.meeting_place
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(f"--rendezvous: expected HOST:PORT, got {self.rendezvous!r}")
         return self
+
+    @property
+    def meeting_place(self) -> tuple[str, str]:
+        """Host and port of the rendezvous."""
+        host, _, port = self.rendezvous.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), port
 
     @property
     def served_name(self) -> str:
@@ -126,4 +141,9 @@ class WorkerSettings(ServiceSettings):
         if self.threads:
             return self.threads
         cores = len(os.sched_getaffinity(0))
-        return max(1, cores // (self.dp * self.pp * self.tp))
+        return max(1, cores // self.ranks_here)
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks that run on this host."""
+        return self.dp * self.pp * self.tp // self.nnodes

@@ -4,8 +4,9 @@ Knows settings, replicas and their supervisors; knows neither gRPC nor who asks.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,8 +20,9 @@ from worker.front.group import Group
 from worker.front.meters import Meters
 from worker.front.plan import GroupPlan
 from worker.front.probes import ProbePace
-from worker.front.ranks import RankLauncher
+from worker.front.ranks import open_launcher
 from worker.front.supervisor import GroupEnded, Launch, Pace
+from worker.front.ways import choose_carrier, choose_tensors
 from worker.settings import WorkerSettings
 
 TICK_S = 1.0
@@ -55,12 +57,18 @@ async def running(
     Raises:
         CannotStart: The ranks refuse their configuration.
         KeepsFailing: All replicas have failed again and again.
+        OSError: The port where further hosts come can't be had.
     """
-    launcher = RankLauncher(rank_config(settings, str(model_dir)))
+    base = rank_config(settings, str(model_dir))
     pace = Pace(startup_s=settings.startup_timeout_s, max_failures=settings.max_failures)
-    crew = Crew(group, launch or launcher, pace, retire_grace_s=settings.drain_grace_s)
+    opened = (
+        nullcontext(launch)
+        if launch
+        else open_launcher(base, nnodes=settings.nnodes, meeting=settings.meeting_place)
+    )
     try:
-        async with aclosing(launcher), asyncio.TaskGroup() as tasks:
+        async with opened as launch, asyncio.TaskGroup() as tasks:
+            crew = Crew(group, launch, pace, retire_grace_s=settings.drain_grace_s)
             alive = [
                 tasks.create_task(crew.run()),
                 tasks.create_task(_every(TICK_S, group.tick)),
@@ -104,7 +112,7 @@ def group_plan(settings: WorkerSettings, fingerprint: str) -> GroupPlan:
 
 
 def rank_config(settings: WorkerSettings, model_dir: str) -> RankConfig:
-    """Return what all ranks of the group are told."""
+    """Return what all ranks of this host are told."""
     return RankConfig(
         model_dir=model_dir,
         engine=settings.engine,
@@ -127,7 +135,14 @@ def rank_config(settings: WorkerSettings, model_dir: str) -> RankConfig:
             kv_blocks=settings.fake_kv_blocks,
             faults=tuple(settings.fake_faults),
         ),
+        order=settings.order,
+        ageing_ms=round(settings.ageing_s * 1000),
+        overlap=settings.overlap == "on",
         step_timeout_s=settings.step_timeout_s,
+        peer_timeout_s=settings.peer_timeout_s,
+        carrier=choose_carrier(settings),
+        tensors=choose_tensors(settings),
+        spin=settings.ranks_here <= len(os.sched_getaffinity(0)),
         log_level=settings.log_level.upper(),
     )
 

@@ -1,93 +1,130 @@
-"""The ranks of one replica, wherever they run: start them, see one die, end them all.
+"""The ranks of one replica, on all hosts: start them, see one die, end them all.
 
 Knows hosts and processes; knows neither messages nor when to start again.
 """
 
 import asyncio
 import socket
-
-import msgspec
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 from worker.group.launch import RankConfig, needs_meeting
-from worker.group.topology import Topology
-from worker.node.forks import ForkServer
-from worker.node.share import Life, Share, start_share
+from worker.node.agreement import shared_settings
+from worker.node.host import Host
+from worker.node.rendezvous import RemoteShare, Rendezvous
+from worker.node.share import Life, Share
 
 
 class RankSet:
     """All ranks of one incarnation. `mailbox` is the front's end of the socket to rank (0, 0)."""
 
-    def __init__(self, mailbox: socket.socket, share: Share) -> None:
+    def __init__(
+        self, mailbox: socket.socket, here: Share, elsewhere: Sequence[RemoteShare] = ()
+    ) -> None:
         self.mailbox = mailbox
-        self._share = share
+        self._here = here
+        self._shares: list[Share | RemoteShare] = [here, *elsewhere]
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks on this host, in rank order."""
-        return [rank.pid for rank in self._share.ranks]
+        return [rank.pid for rank in self._here.ranks]
 
     async def first_end(self) -> str:
-        """Wait until a rank ends; return which and how, for people."""
-        return await self._share.first_end()
+        """Wait until a rank ends or a host is lost; return which and how, for people."""
+        ends = [asyncio.ensure_future(share.first_end()) for share in self._shares]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return "; ".join(end.result() for end in ends if end in done)
+        finally:
+            for end in ends:
+                end.cancel()
 
     def dump(self) -> None:
         """Have every rank that still can write its stacks and its state to the log."""
-        self._share.dump()
+        for share in self._shares:
+            share.dump()
 
     async def end(self, grace_s: float) -> None:
         """Wait for the ranks to go by themselves, then kill what is left. All are reaped."""
-        await self._share.end(grace_s)
+        await asyncio.gather(*(share.end(grace_s) for share in self._shares))
 
 
 class RankLauncher:
-    """Starts the ranks of any replica of a group, from one fork server.
+    """Starts the ranks of any replica of a group.
 
-    `base` has what all ranks share. Close it when no ranks are left.
+    `base` has what all ranks share; `rendezvous` the other hosts, None where there are
+    none. Close it when no ranks are left.
     """
 
-    def __init__(self, base: RankConfig) -> None:
+    def __init__(
+        self, base: RankConfig, *, nnodes: int = 1, rendezvous: Rendezvous | None = None
+    ) -> None:
         self._base = base
-        self._forks: ForkServer | None = None
-        self._starting = asyncio.Lock()
+        self._host = Host(base, nnodes=nnodes)
+        self._rendezvous = rendezvous
 
     async def __call__(self, dp_rank: int, incarnation: int) -> RankSet:
-        """Start the ranks of a replica.
+        """Start the ranks of a replica; waits, for ever, until all hosts are there.
 
         Raises:
-            OSError: A socket or a process could not be made; none is left.
+            OSError: A socket or a process could not be made, or a host was lost; none is left.
         """
-        forks = await self._fork_server()
-        # A group that was scaled up has replicas beyond those that it began with.
-        base = msgspec.structs.replace(self._base, dp=max(self._base.dp, dp_rank + 1))
-        places = Topology(base.dp, base.pp, base.tp).share(dp_rank, 0)
-        if not needs_meeting(base):
-            life = Life(dp_rank=dp_rank, incarnation=incarnation)
-            share = await start_share(forks, base, places, life)
-        else:
-            # Bound here and passed on, so that nobody else can take the port meanwhile.
-            with socket.create_server((base.store_host, 0)) as store:
-                life = Life(
-                    dp_rank=dp_rank,
-                    incarnation=incarnation,
-                    store_host=base.store_host,
-                    store_port=store.getsockname()[1],
-                )
-                share = await start_share(forks, base, places, life, store=store)
-        assert share.mailbox is not None
-        return RankSet(share.mailbox, share)
+        life = Life(dp_rank=dp_rank, incarnation=incarnation)
+        if self._rendezvous is not None:
+            return await self._start_everywhere(self._rendezvous, life)
+        address = self._base.host
+        if not needs_meeting(self._base):
+            return _whole(await self._host.start(life, address=address))
+        # Bound here and passed on, so that nobody else can take the port meanwhile.
+        with socket.create_server((address, 0)) as store:
+            here = await self._host.start(_met(life, store), address=address, store=store)
+        return _whole(here)
 
     async def aclose(self) -> None:
-        """End the fork server, and what is left of its ranks."""
-        async with self._starting:
-            if self._forks is not None:
-                await self._forks.close()
-                self._forks = None
+        """End what starts the ranks, and what is left of them."""
+        await self._host.aclose()
 
-    async def _fork_server(self) -> ForkServer:
-        async with self._starting:
-            if self._forks is not None and not self._forks.alive:
-                await self._forks.close()
-                self._forks = None
-            if self._forks is None:
-                self._forks = await ForkServer.start(self._base)
-            return self._forks
+    async def _start_everywhere(self, rendezvous: Rendezvous, life: Life) -> RankSet:
+        await rendezvous.complete()
+        with rendezvous.open_store() as store:
+            life = _met(life, store)
+            elsewhere = await rendezvous.start(life)
+            try:
+                here = await self._host.start(life, address=rendezvous.address, store=store)
+            except BaseException:
+                await asyncio.gather(*(share.end(0) for share in elsewhere))
+                raise
+        return _whole(here, elsewhere)
+
+
+@asynccontextmanager
+async def open_launcher(
+    base: RankConfig, *, nnodes: int = 1, meeting: tuple[str, str] = ("", "")
+) -> AsyncGenerator[RankLauncher, None]:
+    """Keep a launcher; with further hosts it listens for them at `meeting` (host, port).
+
+    Raises:
+        OSError: That port can't be had.
+    """
+    if nnodes == 1:
+        async with aclosing(RankLauncher(base)) as launcher:
+            yield launcher
+        return
+    async with aclosing(Rendezvous(nnodes, shared_settings(base, nnodes))) as rendezvous:
+        await rendezvous.listen(meeting[0], int(meeting[1]))
+        launcher = RankLauncher(base, nnodes=nnodes, rendezvous=rendezvous)
+        async with aclosing(launcher):
+            yield launcher
+
+
+def _met(life: Life, store: socket.socket) -> Life:
+    host, port = store.getsockname()[:2]
+    return Life(
+        dp_rank=life.dp_rank, incarnation=life.incarnation, store_host=host, store_port=port
+    )
+
+
+def _whole(here: Share, elsewhere: Sequence[RemoteShare] = ()) -> RankSet:
+    assert here.mailbox is not None, "host 0 has every rank (0, 0)"
+    return RankSet(here.mailbox, here, elsewhere)

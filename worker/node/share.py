@@ -5,6 +5,7 @@ Knows topology, descriptors and processes; knows neither other hosts nor who ask
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,9 @@ from worker.group.launch import RankConfig
 from worker.group.topology import Place, Topology
 from worker.group.watchdog import DUMP_SIGNAL
 from worker.node.forks import ForkServer, RankProcess
+from worker.parallel.segment import Unavailable, abort, make_segment
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +71,12 @@ class Share:
     """Running ranks of one replica on this host. `mailbox` is the front's end of rank (0, 0)'s."""
 
     def __init__(
-        self, forks: ForkServer, ranks: Sequence[RankProcess], mailbox: socket.socket | None
+        self, forks: ForkServer, mailbox: socket.socket | None, segments: Sequence[int]
     ) -> None:
-        self.ranks = ranks
+        self.ranks: Sequence[RankProcess] = []
         self.mailbox = mailbox
         self._forks = forks
+        self._segments = list(segments)
 
     def __repr__(self) -> str:
         return f"<Share of {len(self.ranks)} ranks>"
@@ -89,17 +94,27 @@ class Share:
         """Wait for the ranks to go by themselves, then kill what is left. All are reaped."""
         try:
             if grace_s > 0:
+                self._release()
                 await asyncio.wait([rank.ended for rank in self.ranks], timeout=grace_s)
         finally:
             await self._forks.kill(self.ranks)
+            self._release()
+
+    def _release(self) -> None:
+        """Let no rank wait for another in the memory that they share."""
+        while self._segments:
+            fd = self._segments.pop()
+            abort(fd)
+            os.close(fd)
 
 
 async def start_share(
     forks: ForkServer,
     base: RankConfig,
-    places: Sequence[Place],
+    topology: Topology,
     life: Life,
     *,
+    node_rank: int = 0,
     store: socket.socket | None = None,
 ) -> Share:
     """Start a host's ranks of a replica and wait until their processes are there.
@@ -107,21 +122,20 @@ async def start_share(
     Args:
         forks: Starts them.
         base: What all ranks of this host share.
-        places: Of these ranks, by number.
+        topology: Of the group.
         life: Which start of which replica.
+        node_rank: Which host this is.
         store: The listening socket of the place where the ranks meet; host 0 has one.
 
     Raises:
         OSError: A socket or a process could not be made; none is left.
     """
-    # Every host runs as many ranks of a replica as this one.
-    nnodes = base.pp * base.tp // len(places)
-    topology = Topology(base.dp, base.pp, base.tp, nnodes)
+    places = topology.share(life.dp_rank, node_rank)
     with contextlib.ExitStack() as theirs:
         ours, wiring = _wire(base, places, theirs)
         if store is not None:
             wiring = replace(wiring, store=store.fileno())
-        share = Share(forks, [], ours)
+        share = Share(forks, ours, list(wiring.tensors.values()))
         try:
             configs = [wiring.configure(base, place, life, topology) for place in places]
             share.ranks = [forks.fork(config) for config in configs]
@@ -129,7 +143,7 @@ async def start_share(
         except BaseException:
             if ours is not None:
                 ours.close()
-            await forks.kill(share.ranks)
+            await share.end(0)
             raise
         return share
 
@@ -144,8 +158,8 @@ async def _begun(ranks: Sequence[RankProcess]) -> None:
 def _wire(
     base: RankConfig, places: Sequence[Place], theirs: contextlib.ExitStack
 ) -> tuple[socket.socket | None, _Wiring]:
-    """Make the sockets and segments of a share; `theirs` closes what only ranks need."""
-    wiring = _Wiring(tensors=dict(_segments(base, places, theirs)))
+    """Make sockets and segments for a share; `theirs` closes the sockets that only ranks need."""
+    wiring = _Wiring(tensors=dict(_segments(base, places)))
     if (places[0].pp_rank, places[0].tp_rank) != (0, 0):
         return None, wiring
     if base.carrier == "local":
@@ -166,12 +180,13 @@ def _broadcast(
     return dict(zip(places, (roots, *leaves), strict=True))
 
 
-def _segments(
-    base: RankConfig, places: Sequence[Place], theirs: contextlib.ExitStack
-) -> Iterator[tuple[int, int]]:
+def _segments(base: RankConfig, places: Sequence[Place]) -> Iterator[tuple[int, int]]:
+    """Yield (stage, descriptor); the share closes them. Without any, ranks use gloo."""
     if base.tensors != "shm" or base.tp == 1 or base.engine != "torch":
         return
     for stage in sorted({place.pp_rank for place in places}):
-        fd = os.memfd_create(f"radixmesh-stage-{stage}")
-        theirs.callback(os.close, fd)
-        yield stage, fd
+        try:
+            yield stage, make_segment(base.tp)
+        except Unavailable as error:
+            logger.warning("no shared memory", extra={"error": error.message})
+            return

@@ -1,6 +1,7 @@
 """The worker's flags: stated defaults, clear refusals."""
 
 import os
+import sys
 
 import pytest
 
@@ -68,6 +69,10 @@ def test_the_group_is_described_by_the_flags() -> None:
         ["--port", "70000"],
         ["--nnodes", "2", "--tp", "3"],
         ["--rendezvous", "", "--nnodes", "2", "--tp", "2"],
+        ["--rendezvous", "here", "--nnodes", "2", "--tp", "2"],
+        ["--rendezvous", "here:70000", "--nnodes", "2", "--tp", "2"],
+        ["--carrier", "local", "--nnodes", "2", "--tp", "2", "--rendezvous", "h:1"],
+        ["--tensors", "shm", "--nnodes", "2", "--tp", "2", "--rendezvous", "h:1"],
         ["--node-rank", "1"],
     ],
 )
@@ -78,3 +83,32 @@ def test_a_wrong_flag_is_refused_by_name(
         settings(*argv)
     assert left.value.code == 2
     assert argv[0].removeprefix("--") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "carrier", "tensors"),
+    [
+        ([], "local", "shm"),
+        (["--engine", "fake"], "local", "gloo"),
+        (["--carrier", "gloo", "--tensors", "gloo"], "gloo", "gloo"),
+        (["--nnodes", "2", "--tp", "2", "--rendezvous", "h:1"], "gloo", "gloo"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+def test_records_and_tensors_stay_on_a_host_that_has_all_ranks(
+    argv: list[str], carrier: str, tensors: str
+) -> None:
+    config = rank_config(settings(*argv), "m")
+    assert (config.carrier, config.tensors) == (carrier, tensors)
+
+
+def test_ranks_spin_only_where_each_has_a_core() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert rank_config(settings("--dp", str(cores)), "m").spin
+    assert not rank_config(settings("--dp", str(cores + 1)), "m").spin
+
+
+def test_a_rendezvous_may_be_an_address_of_any_kind() -> None:
+    common = ("--nnodes", "2", "--tp", "2", "--rendezvous")
+    assert settings(*common, "10.0.0.1:29500").meeting_place == ("10.0.0.1", "29500")
+    assert settings(*common, "[::1]:29500").meeting_place == ("::1", "29500")
