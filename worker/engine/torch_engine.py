@@ -222,6 +222,8 @@ def _peers(config: RankConfig, peers: "Peers | None") -> tuple[TensorGroup, Stag
     from worker.parallel.join import join
 
     device = choose_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what NCCL takes where no tensor says it
     joined = join(config, choose_dtype(config.dtype, device), device)
     return joined.group, joined.stages
 

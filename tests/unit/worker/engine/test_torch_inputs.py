@@ -33,6 +33,14 @@ def test_only_the_last_id_of_a_row_that_draws_is_kept() -> None:
     assert made.keep.tolist() == [2, 5]
 
 
+def test_ids_before_those_that_are_scored_are_kept_after_all_that_draw() -> None:
+    scored, late = row(0, 3, [0]), row(2, 2, [1], sampled=False)
+    scored.targets = array("I", [7, 8])
+    late.targets = array("I", [9])
+    made = batch(scored, late, row(5, 1, [2, 3]))
+    assert made.keep.tolist() == [2, 5, 0, 1, 3]
+
+
 def test_a_prefill_from_the_start_needs_neither_pool_nor_mask() -> None:
     (part,) = batch(row(0, 3, [0])).prefill
     assert part.blocks is None
