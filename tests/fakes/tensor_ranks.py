@@ -284,6 +284,22 @@ def receive(peers: Peers, digest: int, shape: tuple[int, ...]) -> bytes:
     return bits(peers.stages.receive(shape, digest=digest))
 
 
+def refused(peers: Peers, shape: tuple[int, ...]) -> str:
+    """Give more rows than a step may have; return the refusal."""
+    try:
+        peers.stages.send(torch.ones(shape), 1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def idle(peers: Peers, seconds: float) -> float:
+    """Do nothing for a while; say for how long."""
+    began = time.perf_counter()
+    time.sleep(seconds)
+    return time.perf_counter() - began
+
+
 def publish(peers: Peers, results: list[bytes]) -> None:
     """Give what steps drew."""
     for result in results:

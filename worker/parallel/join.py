@@ -54,7 +54,8 @@ def join(config: RankConfig, dtype: torch.dtype, device: torch.device) -> Peers:
     stages: Stages = OneStage()
     if config.pp > 1:
         there = world(config)
-        stages = Line(there.form_line(), there.line_ranks, dtype=dtype, device=device)
+        rows = max(config.max_batched_tokens, config.max_running)
+        stages = Line(there.form_line(), there.line_ranks, rows=rows, dtype=dtype, device=device)
     return Peers(group, stages)
 
 

@@ -72,3 +72,33 @@ def test_a_killed_or_stopped_stage_is_lost_after_the_deadline(fault: signal.Sign
         found.signal(0, fault)
         found.tell(1, does.receive, 1, (2, 8))
         assert found.answer(1).kind == "PeerLost"
+
+
+def test_a_line_that_was_idle_for_longer_than_any_deadline_still_works() -> None:
+    with does.ranks(pp=2, step_timeout_s=0.2) as found:
+        assert all(waited > 0.4 for waited in found.each(does.idle, 0.4))
+        assert found.each(does.relay, 3)[0] == found.each(does.relay, 3)[1]
+
+
+def test_a_step_of_more_rows_than_any_may_have_is_refused_by_its_sender() -> None:
+    with does.ranks(pp=2, max_batched_tokens=4, max_running=2) as found:
+        found.tell(0, does.send, 1, 1, (4, 8), "float32")
+        found.tell(1, does.receive, 1, (4, 8))
+        assert found.answer(0) is None
+        assert found.answer(1) == does.bits(does.numbers(1, 0, (4, 8), "float32"))
+        found.tell(0, does.refused, (5, 8))
+        assert found.answer(0) == "a step has at most 4 rows, got 5"
+
+
+def test_what_a_stage_sent_before_it_left_is_read() -> None:
+    with does.ranks(pp=2) as found:
+        found.tell(1, does.publish, [b"one", b"two"])
+        assert found.answer(1) is None
+        found.tell(0, does.results, 1)
+        assert found.answer(0) == [b"one"]
+        found.tell(1, does.close)
+        found.answer(1)
+        found.tell(0, does.results, 1)
+        assert found.answer(0) == [b"two"]
+        found.tell(0, does.results, 1)
+        assert found.answer(0).kind == "PeerLost"
