@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from radixmesh import errors
@@ -38,7 +39,7 @@ async def front_process(
         await process.wait()
 
 
-async def test_ranks_die_with_a_killed_front_and_the_same_port_serves_again(
+async def test_all_processes_die_with_a_killed_front_and_the_same_port_serves_again(
     model_dir: Path,
 ) -> None:
     port = free_port()
@@ -50,13 +51,13 @@ async def test_ranks_die_with_a_killed_front_and_the_same_port_serves_again(
             outputs = [router.submit([5 + at], max_tokens=500) for at in range(16)]
             for output in outputs:
                 await output.begun.wait()
-            ranks = ranks_of(front.pid)
-            assert len(ranks) == 2
+            assert len(ranks_of(front.pid)) == 2
+            children = psutil.Process(front.pid).children(recursive=True)
             front.kill()
             for output in outputs:
                 assert isinstance(await output.failure(), errors.LinkLost)
             async with asyncio.timeout(2):
-                await gone(ranks)
+                await gone(children)
         async with front_process(model_dir, port, "--dp", "2"):
             await router.until_up(0, 1)
             assert len(set(router.instances)) == 2
