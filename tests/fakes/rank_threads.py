@@ -74,6 +74,8 @@ class RankThreads:
         kv_blocks: int = 64,
         overlap: bool = False,
         deadline_s: float = 5.0,
+        prefill_tokens_per_s: float = 0.0,
+        decode_ms: float = 0.0,
     ) -> None:
         front, mailbox = socket.socketpair()
         self.front = FrontEnd(front)
@@ -92,7 +94,12 @@ class RankThreads:
                 max_batched_tokens=32,
                 max_running=4,
                 overlap=overlap,
-                fake=FakeConfig(faults=tuple(faults), kv_blocks=kv_blocks),
+                fake=FakeConfig(
+                    faults=tuple(faults),
+                    kv_blocks=kv_blocks,
+                    prefill_tokens_per_s=prefill_tokens_per_s,
+                    decode_ms=decode_ms,
+                ),
             )
             self.turns.append(_turns(config))
             tampers.append(make_tamper(config))

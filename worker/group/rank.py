@@ -8,6 +8,7 @@ the broadcast: neither uses the CPU.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -61,6 +62,8 @@ class Leader:
         self._watchdog = watchdog
         self._clock = clock
         self._rates = Rates()
+        self._launched_us: deque[tuple[int, int]] = deque()
+        self._free_us = 0
         self._reported: LoadReport | None = None
         self._plans = Plans(shape.pp + 1)
         self._comparison = Comparison(root, self._plans, shape)
@@ -100,17 +103,25 @@ class Leader:
         plan = self._turns.begin(record)
         self._plans.add(plan, self._turns.digest)
         self._comparison.before_launch(plan.step, self._turns.digest)
-        began_us = self._clock()
+        if plan.rows:
+            self._launched_us.append((plan.step, self._clock()))
         output = self._turns.complete(plan)
         self._comparison.after_turn(idle=self._turns.idle)
-        self._learn(plan, (self._clock() - began_us) / 1e6)
+        for committed in self._turns.committed:
+            self._learn(committed)
         return output
 
-    def _learn(self, plan: StepPlan, seconds: float) -> None:
+    def _learn(self, plan: StepPlan) -> None:
+        # A step that was under way together with the one before it has had the engine to
+        # itself since that one was done.
+        while self._launched_us[0][0] < plan.step:
+            self._launched_us.popleft()
+        _, launched_us = self._launched_us.popleft()
+        began_us, self._free_us = max(launched_us, self._free_us), self._clock()
         self._rates.observe(
             prefill_tokens=sum(len(row.ids) for row in plan.rows if row.prefills),
             decode_rows=sum(not row.prefills for row in plan.rows),
-            seconds=seconds,
+            seconds=(self._free_us - began_us) / 1e6,
         )
 
     def _publish(self, output: StepOutput, *, asked: bool) -> None:

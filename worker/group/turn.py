@@ -46,6 +46,8 @@ class Turns:
         self._digest = PlanDigest()
         # Told the number of a step that was computed and is about to be committed.
         self.before_commit: Callable[[int], None] = lambda _: None
+        # The steps that this turn has committed; rank (0, 0) learns its pace from them.
+        self.committed: list[StepPlan] = []
         self.step = 0
 
     def __repr__(self) -> str:
@@ -71,16 +73,8 @@ class Turns:
             raise RankDesync(f"got step {record.step}, expected {self.step}")
         if record.digest != self.digest:
             raise RankDesync(f"this rank and rank 0 differ before step {record.step}")
-        if record.inputs:
-            if self._compared:
-                self._digest.fold_inputs(msgspec.msgpack.encode(record.inputs))
-            self._apply(record)
-        else:
-            self._scheduler.apply((), now_us=record.now_us)
-        plan = self._scheduler.plan(record.step)
-        # A replica that has requests and computes nothing would turn for ever.
-        going = plan.rows or self._under_way or self._scheduler.idle
-        assert going, "requests wait and nothing can be computed"
+        self.committed.clear()
+        plan = self._plan(record)
         if not self._compared:
             return plan
         return replace(plan, digest=self._digest.fold_plan(plan, self._cache.digest))
@@ -95,7 +89,24 @@ class Turns:
         self.step += 1
         return self._scheduler.take_output(plan.step)
 
-    def _apply(self, record: StepRecord) -> None:
+    def _plan(self, record: StepRecord) -> StepPlan:
+        if not record.inputs:
+            self._scheduler.apply((), now_us=record.now_us)
+        else:
+            if self._compared:
+                self._digest.fold_inputs(msgspec.msgpack.encode(record.inputs))
+            if self._apply(record):
+                # What says that the weights are there holds no ids that they drew.
+                return StepPlan(record.step, ())
+        plan = self._scheduler.plan(record.step)
+        # A replica that has requests and computes nothing would turn for ever.
+        going = plan.rows or self._under_way or self._scheduler.idle
+        assert going, "requests wait and nothing can be computed"
+        return plan
+
+    def _apply(self, record: StepRecord) -> bool:
+        """Carry out a record's inputs in order; return whether weights were among them."""
+        loaded = False
         inputs: list[Input] = []
         for item in record.inputs:
             if isinstance(item, Weights):
@@ -103,13 +114,16 @@ class Turns:
                 self._scheduler.apply(inputs, now_us=record.now_us)
                 inputs = []
                 self._load_weights(item)
+                loaded = True
             else:
                 inputs.append(item)
         self._scheduler.apply(inputs, now_us=record.now_us)
+        return loaded
 
     def _load_weights(self, weights: Weights) -> None:
         while self._under_way:
             self._commit_oldest()
+        self.committed.clear()  # what follows takes long, and says nothing of their pace
         try:
             self._engine.update_weights(Path(weights.folder))
         except InvalidRequest as error:
@@ -124,6 +138,7 @@ class Turns:
         result = self._engine.collect()
         self.before_commit(oldest.step)
         self._scheduler.commit(oldest, result)
+        self.committed.append(oldest)
         if self._compared:
             self._digest.fold_result(result)
 

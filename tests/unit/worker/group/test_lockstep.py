@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import pytest
 
@@ -218,11 +217,12 @@ def test_every_drained_mailbox_is_answered_even_when_nothing_came_of_it(
         assert output.accepted == []
 
 
-def test_load_brings_the_learned_rates(started: list[RankThreads]) -> None:
-    replica = RankThreads()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_load_brings_the_learned_rates(started: list[RankThreads], *, overlap: bool) -> None:
+    replica = RankThreads(overlap=overlap, prefill_tokens_per_s=2000, decode_ms=2)
     started.append(replica)
-    replica.front.send(add(1, [3] * 80))
-    last = next(islice(replica.front.outputs(), 7, None))
-    assert last.load.prefill_rate > 0
-    assert last.load.decode_step_s > 0
+    replica.front.send(add(1, [3] * 80, sampling=Sampling(seed=1, max_tokens=8, ignore_eos=True)))
+    last = next(output for output in replica.front.outputs() if any(output.finishes))
+    assert 0 < last.load.prefill_rate <= 2000
+    assert last.load.decode_step_s >= 0.002
     assert last.load.last_request_id == 1
