@@ -58,7 +58,7 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
         _agree(root, _ready(config, engine, began))
         ready = _ready(config, engine, began)
         mailbox.send(ready)
-        logger.info("rank ready", extra={"place": place, "startup_s": round(ready.startup_s, 3)})
+        _log_ready(place, ready)
         watchdog = Watchdog(config.step_timeout_s)
         watchdog.start()
         turns = _turns(config, engine)
@@ -84,7 +84,9 @@ def _follow(config: RankConfig, place: Place, began: float) -> int:
         engine = build_engine(config)
         leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
         engine.reserve(msgspec.msgpack.decode(leaf.receive(), type=int))
-        leaf.hello(msgspec.msgpack.encode(_ready(config, engine, began)))
+        ready = _ready(config, engine, began)
+        leaf.hello(msgspec.msgpack.encode(ready))
+        _log_ready(place, ready)
         watchdog = Watchdog(config.step_timeout_s)
         watchdog.start()
         Follower(_turns(config, engine), leaf, watchdog, tamper=make_tamper(config)).run()
@@ -97,6 +99,11 @@ def _follow(config: RankConfig, place: Place, began: float) -> int:
         # The end of this process is what rank (0, 0) and the front notice.
         logger.exception("rank broken", extra={"place": place})
         return 1
+
+
+def _log_ready(place: Place, ready: Ready) -> None:
+    fields = {"startup_s": round(ready.startup_s, 3), "kv_blocks": ready.kv_blocks}
+    logger.info("rank ready", extra={"place": place, **fields})
 
 
 def _root(config: RankConfig) -> Root:
