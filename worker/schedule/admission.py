@@ -44,24 +44,31 @@ class Admission:
         Nobody overtakes who does not fit: it would never fit. Who waits for a sibling
         may be overtaken, as it holds nobody up.
         """
-        if not self._may_admit():
-            return
+        while self._may_admit() and self._admit_some(now_us):
+            pass
+
+    def _admit_some(self, now_us: int) -> bool:
+        """Let in of those at the head of the queue; return whether all of them are in."""
+        candidates = self._waiting.candidates(self._cache, self._limits, now_us)
         under_way = self._running.keys_under_way()
         urgency, work = 0, -1
-        for candidate in self._waiting.candidates(self._cache, self._limits, now_us):
+        joined = 0
+        for candidate in candidates:
             if work < 0 or candidate.order[0] != urgency:
                 urgency = candidate.order[0]
                 work = self._work_before(urgency)
             if work >= self._limits.max_batched_tokens:
-                return
+                return False
             if self._waits_for_sibling(candidate, under_way, now_us):
                 continue
             if not self._join(candidate):
-                return
+                return False
             work += candidate.remaining
             under_way.add(chain_of(candidate).stores_next(candidate.keyed))
             self._waiting.remove(candidate)
             self._on_joined(candidate)
+            joined += 1
+        return joined == len(candidates)
 
     def _may_admit(self) -> bool:
         # Cheap, so that a full replica does not look at its queue in every step.

@@ -104,6 +104,13 @@ def test_a_long_queue_is_looked_at_no_further_than_a_short_one() -> None:
     assert looks[0] == looks[1] > 0
 
 
+def test_a_burst_of_short_requests_starts_in_one_step() -> None:
+    count = 3 * WINDOW
+    replica = FakeReplica(max_running=count, max_batched_tokens=1000, kv_blocks=4 * count)
+    replica.turn(*(add(one, [one % 37 + 3, one // 37 + 3]) for one in range(count)))
+    assert len(replica.started) == count
+
+
 def test_a_full_replica_does_not_look_at_its_queue() -> None:
     replica = FakeReplica(max_running=1)
     replica.turn(add(1, [3], sampling=ENDLESS), *(add(one, [one + 2] * 9) for one in range(2, 9)))
