@@ -67,10 +67,11 @@ def test_any_shape_gives_the_oracle_s_ids_and_equal_digests(
     assert all(isinstance(replica.ends[number], PeerLost) for number in range(1, pp * tp))
 
 
+@pytest.mark.parametrize(("pp", "tp"), [(2, 2), (4, 1)])
 def test_a_storm_of_cancels_leaves_every_rank_with_the_same_empty_state(
-    started: list[RankThreads],
+    started: list[RankThreads], pp: int, tp: int
 ) -> None:
-    replica = RankThreads(pp=2, tp=2)
+    replica = RankThreads(pp=pp, tp=tp)
     started.append(replica)
     endless = Sampling(seed=1, max_tokens=100, ignore_eos=True)
     for number in range(1, 101):
