@@ -312,6 +312,24 @@ async def test_a_router_whose_requests_wait_gets_the_load_though_it_has_no_token
             await other.until(lambda: list(other.loads[0].waiting_counts) == [1])
 
 
+async def test_a_router_that_cancelled_its_only_request_hears_at_once_what_that_freed(
+    model_dir: Path,
+) -> None:
+    async with group(model_dir) as ([router], [ranks]):
+        output = router.submit([5])
+        [add] = await ranks.adds(1)
+        ranks.step(accepted=[add.request_id], load=ranks.load(running=1))
+        await router.until(lambda: list(router.loads[0].running_counts) == [1])
+        # A second's loads have just gone out, so the next ones are far.
+        proofs = router.feeds[0].proofs
+        await router.until(lambda: router.feeds[0].proofs > proofs)
+        router.link.cancel(output.entry_id)
+        await ranks.cancelled(1)
+        ranks.step(load=ranks.load(running=0))
+        async with asyncio.timeout(0.5):
+            await router.until(lambda: list(router.loads[0].running_counts) == [0])
+
+
 async def test_two_routers_follow_the_same_cache(model_dir: Path) -> None:
     async with group(model_dir, routers=2) as (routers, [ranks]):
         ranks.step(changes=[CacheChange(0, [10, 11, 12]), CacheChange(11, [20])])

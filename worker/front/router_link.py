@@ -26,6 +26,8 @@ from worker.request import GOES_ON, LoadReport
 FEED_LOW_WATER_BYTES = 256 << 10
 FEED_POLL_S = 0.01
 LOAD_INTERVAL_S = 0.05
+# A router hears of a replica's load so long after it cancelled its last request there.
+AFTERMATH_S = 2.0
 # A proof follows so many keys of events at the latest, else the next tick brings it.
 PROOF_KEYS = 4_096
 
@@ -43,6 +45,7 @@ class RouterLink:
         self._cursors: dict[int, Cursor] = {}
         self._unproven_keys: Counter[int] = Counter()
         self._sent_loads: dict[int, LoadReport] = {}
+        self._cancelled_at: dict[int, float] = {}
         self._feed_timer: asyncio.TimerHandle | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         frame = AttachResponse(info=wire.info(group.info))
@@ -104,6 +107,7 @@ class RouterLink:
     def _on_cancel(self, entry_id: int, error: MeshError) -> None:
         job = self._forget(entry_id)
         if job is not None:
+            self._cancelled_at[job.dp_rank] = self._loop.time()
             outcome = "cancelled" if isinstance(error, Cancelled) else error.reason
             self._group.cancel([job], outcome)
 
@@ -147,6 +151,7 @@ class RouterLink:
             self._cursors,
             self._unproven_keys,
             self._sent_loads,
+            self._cancelled_at,
         ]
         for known in by_replica:
             for dp_rank in [each for each in known if each >= dp]:
@@ -179,9 +184,8 @@ class RouterLink:
         self._session.send(frame, Lane.FEED)
 
     def on_load(self, replica: Replica) -> None:
-        """Send a new load report soon, if this router has work there and has not had it."""
-        had = self._sent_loads.get(replica.dp_rank) is replica.load
-        if had or not self._open_jobs[replica.dp_rank] or self._load_timer is not None:
+        """Send a new load report soon, if this router has or had work there and has not had it."""
+        if self._load_timer is not None or not self._wants_load(replica):
             return
         self._load_timer = self._loop.call_later(LOAD_INTERVAL_S, self._send_loads)
 
@@ -199,14 +203,17 @@ class RouterLink:
 
     def _send_loads(self) -> None:
         self._load_timer = None
-        news = [
-            replica
-            for replica in self._group.replicas
-            if self._open_jobs[replica.dp_rank]
-            and self._sent_loads.get(replica.dp_rank) is not replica.load
-        ]
+        news = [replica for replica in self._group.replicas if self._wants_load(replica)]
         if news:
             self._session.send(AttachResponse(loads=[self._load_of(news)]), Lane.CONTROL)
+
+    def _wants_load(self, replica: Replica) -> bool:
+        dp_rank = replica.dp_rank
+        if self._sent_loads.get(dp_rank) is replica.load:
+            return False
+        # A report soon after a cancel shows what that freed.
+        cancelled_at = self._cancelled_at.get(dp_rank, -AFTERMATH_S)
+        return self._open_jobs[dp_rank] > 0 or self._loop.time() - cancelled_at < AFTERMATH_S
 
     def _load_of(self, replicas: list[Replica]) -> Load:
         for replica in replicas:
