@@ -17,12 +17,14 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,11 +34,13 @@ from radixmesh.models import resolve
 from worker.config import FakeConfig, RankConfig
 from worker.engine.engine import StepPlan, StepResult
 from worker.front.ranks import RankLauncher
-from worker.group.carrier import PeerLost
+from worker.group.carrier import PeerLost, Root
 from worker.group.framing import FrameSplitter, frame
+from worker.group.gloo import GlooLeaf, GlooRoot
 from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.record import StepRecord, encode_record
 from worker.kvcache.radix import PrefixCache
+from worker.parallel.world import leave
 from worker.request import Add, Outbound, Sampling, StepOutput
 from worker.schedule.limits import Limits
 from worker.schedule.scheduler import Scheduler
@@ -80,6 +84,47 @@ def _leaf(sock: socket.socket) -> None:
         return
 
 
+def _gloo_leaf(config: RankConfig) -> None:
+    leaf = GlooLeaf(config)
+    try:
+        while True:
+            leaf.mark(len(leaf.receive()))
+    except PeerLost:
+        return
+
+
+@contextmanager
+def gloo_root(tp: int) -> Iterator[GlooRoot]:
+    """Rank (0, 0)'s end of the gloo carrier, with processes at the other ends."""
+    context = multiprocessing.get_context("spawn")
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        base = RankConfig(
+            model_dir="",
+            engine="fake",
+            tp=tp,
+            carrier="gloo",
+            store_port=store.getsockname()[1],
+        )
+        leaves = [
+            context.Process(
+                target=_gloo_leaf,
+                args=(msgspec.structs.replace(base, tp_rank=rank),),
+                daemon=True,
+            )
+            for rank in range(1, tp)
+        ]
+        for leaf in leaves:
+            leaf.start()
+        root = GlooRoot(msgspec.structs.replace(base, store_fd=os.dup(store.fileno())))
+    try:
+        yield root
+    finally:
+        for leaf in leaves:
+            leaf.kill()
+            leaf.join()
+        leave()
+
+
 @contextmanager
 def local_root(tp: int) -> Iterator[LocalRoot]:
     """Rank (0, 0)'s end of the local carrier, with processes at the other ends."""
@@ -98,10 +143,10 @@ def local_root(tp: int) -> Iterator[LocalRoot]:
         root.close()
 
 
-def broadcast(root: LocalRoot) -> None:
+def broadcast(root: Root, tp: int) -> None:
     """Tell an empty record, hear the marks."""
     root.broadcast(EMPTY)
-    root.marks()
+    root.marks(range(1, tp))
 
 
 # 2. The scheduler.
@@ -157,13 +202,12 @@ class Busy:
 # 3. Real processes.
 
 
-async def whole_steps(tp: int, running: int, steps: int, model_dir: Path) -> list[float]:
+async def whole_steps(base: RankConfig, running: int, steps: int) -> list[float]:
     """Return the microseconds between the outputs of real ranks on the fake engine."""
     launcher = RankLauncher(
-        RankConfig(
-            model_dir=str(model_dir),
+        msgspec.structs.replace(
+            base,
             engine="fake",
-            tp=tp,
             max_running=running,
             max_batched_tokens=4096,
             fake=FakeConfig(kv_blocks=running * (steps // BLOCK_TOKENS + 8)),
@@ -176,6 +220,7 @@ async def whole_steps(tp: int, running: int, steps: int, model_dir: Path) -> lis
     finally:
         ranks.mailbox.close()
         await ranks.end(2.0)
+        await launcher.aclose()
 
 
 def _drive(mailbox: socket.socket, running: int, steps: int) -> list[float]:
@@ -209,6 +254,53 @@ def _messages(mailbox: socket.socket) -> Iterator[Outbound]:
             yield decoder.decode(body)
 
 
+CARRIERS: dict[str, Callable[[int], AbstractContextManager[Root]]] = {
+    "local": local_root,
+    "gloo": gloo_root,
+}
+
+
+def show_broadcasts(steps: int) -> dict[str, float]:
+    """Print the first table; return its medians."""
+    print("an empty record and its marks, us")
+    found = {}
+    for name, make in CARRIERS.items():
+        for tp in RANKS[1:]:
+            with make(tp) as root:
+                times = micros(partial(broadcast, root, tp), steps)
+            found[f"broadcast {name} tp={tp}"] = statistics.median(times)
+            print(f"  {name:5}  tp={tp}  {show(times)}")
+    return found
+
+
+def show_plans(steps: int) -> dict[str, float]:
+    """Print the second table; return its medians."""
+    print("the scheduler, us                  plan            whole turn")
+    found = {}
+    for running in RUNNING:
+        for history in HISTORIES:
+            busy = Busy(running, history, steps + 20)
+            times = micros(busy.turn, steps)
+            found[f"plan running={running} history={history}"] = statistics.median(busy.plan_us)
+            row = f"  {running:3} running, {history:4} ids before"
+            print(f"{row}{show(busy.plan_us):>16}{show(times):>20}")
+    return found
+
+
+def show_steps(steps: int, model_dir: str) -> dict[str, float]:
+    """Print the third table; return its medians."""
+    print("a whole step of rank processes, us")
+    found = {}
+    for tp in RANKS:
+        for carrier in CARRIERS if tp > 1 else ("local",):
+            config = RankConfig(model_dir=model_dir, tp=tp, carrier=carrier)
+            for running in RUNNING:
+                times = asyncio.run(whole_steps(config, running, steps))
+                found[f"step {carrier} tp={tp} running={running}"] = statistics.median(times)
+                print(f"  {carrier:5}  tp={tp}  {running:3} running  {show(times)}")
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -216,31 +308,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="whose vocabulary the fake ranks use")
     parser.add_argument("--json", type=Path, help="write the medians here too")
     options = parser.parse_args()
-    found: dict[str, float] = {}
-
-    print("an empty record and its marks, us")
-    for tp in RANKS[1:]:
-        with local_root(tp) as root:
-            times = micros(lambda root=root: broadcast(root), options.steps)  # type: ignore[misc]
-        found[f"broadcast local tp={tp}"] = statistics.median(times)
-        print(f"  local  tp={tp}  {show(times)}")
-
-    print("the scheduler, us                  plan            whole turn")
-    for running in RUNNING:
-        for history in HISTORIES:
-            busy = Busy(running, history, options.steps + 20)
-            times = micros(busy.turn, options.steps)
-            found[f"plan running={running} history={history}"] = statistics.median(busy.plan_us)
-            row = f"  {running:3} running, {history:4} ids before"
-            print(f"{row}{show(busy.plan_us):>16}{show(times):>20}")
-
-    print("a whole step of rank processes, us")
-    folder = resolve(options.model)
-    for tp in RANKS:
-        for running in RUNNING:
-            times = asyncio.run(whole_steps(tp, running, options.steps, folder))
-            found[f"step tp={tp} running={running}"] = statistics.median(times)
-            print(f"  tp={tp}  {running:3} running  {show(times)}")
+    found = show_broadcasts(options.steps)
+    found |= show_plans(options.steps)
+    found |= show_steps(options.steps, str(resolve(options.model)))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
