@@ -93,7 +93,7 @@ class WorkerSettings(ServiceSettings):
     startup_timeout_s: float = Field(600.0, gt=0)
     """A replica whose ranks are not ready after so many seconds is started anew."""
     step_timeout_s: float = Field(60.0, gt=0)
-    """A replica that has work and says nothing for so many seconds is started anew."""
+    """A replica whose ranks, busy or idle, answer nothing for so many seconds is started anew."""
     peer_timeout_s: float = Field(5.0, gt=0)
     """A rank that another one waits for answers within so many seconds, or the replica restarts."""
     probe_interval_s: float = Field(5.0, gt=0)
@@ -101,9 +101,9 @@ class WorkerSettings(ServiceSettings):
     probe_timeout_s: float = Field(15.0, gt=0)
     """A replica that leaves such a question unanswered for so long is not ready."""
     max_failures: int = Field(10, ge=0)
-    """After so many failed starts or early deaths in a row the front exits with 1; 0: never."""
+    """When every replica failed so often in a row, the front exits with 1; 0: never."""
     drain_grace_s: float = Field(30.0, ge=0)
-    """On SIGTERM running requests may take so many seconds to finish."""
+    """On SIGTERM, or when a replica retires, requests may take so many seconds to finish."""
 
     @model_validator(mode="after")
     def _hosts_fit(self) -> "WorkerSettings":
