@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from worker.engine.engine import Row, StepPlan, StepResult
+from worker.engine.engine import StepPlan, StepResult
 from worker.engine.sampler import draw, is_plain_greedy, score
 from worker.parallel.group import TensorGroup
 
@@ -103,13 +103,9 @@ def _result(logits: Tensor, plan: StepPlan) -> StepResult:
     for row in plan.rows:
         if row.targets:
             own = logits[begin : begin + len(row.targets)]
-            prompt.append(score(own, row.targets, _asked(row)))
+            prompt.append(score(own, row.targets, row.sampling.top_logprobs))
             begin += len(row.targets)
     return StepResult(drawn.ids, drawn.logprobs, drawn.tops, prompt)
-
-
-def _asked(row: Row) -> int:
-    return row.sampling.top_logprobs
 
 
 def _from_first(data: bytes, group: TensorGroup, device: torch.device) -> bytes:
