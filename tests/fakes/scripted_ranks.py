@@ -65,6 +65,7 @@ class ScriptedRanks:
         self._theirs.setblocking(False)
         self.passes_test = passes_test
         self.answers_probes = True
+        self.probed = asyncio.Event()
         self.dumps = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -215,6 +216,7 @@ class ScriptedRanks:
                 return
         if isinstance(message, Probe) and self.answers_probes:
             self.step(answers=[Answer(message.token)])
+            self.probed.set()
             return
         self._arrived.append(message)
         self._news.set()

@@ -90,7 +90,6 @@ async def test_every_metric_of_router_and_text_services_moves(model_dir: Path) -
 
 async def test_every_metric_of_a_worker_group_moves(model_dir: Path) -> None:
     launcher, port = ScriptedLauncher(), free_port()
-    # Probed often, so that one is answered long before the restart's pause is over.
     flags: dict[str, Any] = {"metrics_port": port, "probe_interval_s": 0.02}
     async with run_front(model_dir, launch=launcher, **flags) as address:
         async with attach(address) as router:
@@ -104,6 +103,7 @@ async def test_every_metric_of_a_worker_group_moves(model_dir: Path) -> None:
                 changes=[CacheChange(stored=[1, 2])],
             )
             await output.result()
+            await ranks.probed.wait()
             ranks.die()
             await launcher.incarnation(0, 1)
             await router.until(lambda: router.history[-1] == (0, UP))
