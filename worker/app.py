@@ -71,7 +71,7 @@ async def serve(
 
 
 async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Run this host's ranks for host 0 until `stop` is set.
+    """Run this host's ranks for host 0 until `stop` is set and host 0 has drained.
 
     Raises:
         InvalidRequest: There is no such model, or host 0 was told something else.
@@ -83,7 +83,7 @@ async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
     address, port = settings.meeting_place
     async with aclosing(host):
         serving = asyncio.ensure_future(agent.run(address, int(port)))
-        stopped = asyncio.ensure_future(stop.wait())
+        stopped = asyncio.ensure_future(_stop_node(agent, stop, settings.drain_grace_s))
         try:
             await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -92,6 +92,16 @@ async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
             await asyncio.wait((serving,))
         if not serving.cancelled():
             serving.result()
+
+
+async def _stop_node(agent: Agent, stop: asyncio.Event, grace_s: float) -> None:
+    # Both hosts are told to stop at once as a rule; what runs is host 0's to finish.
+    await stop.wait()
+    try:
+        async with asyncio.timeout(grace_s):
+            await agent.rest()
+    except TimeoutError:
+        logger.warning("grace is over, ranks still run")
 
 
 async def _tell_health(group: Group, server: Server) -> None:

@@ -52,6 +52,8 @@ class Agent:
         self._beat_s = beat_s
         self._lost_s = lost_s
         self._why = ""  # of the last dial that failed, said once
+        self._resting = asyncio.Event()
+        self._resting.set()
 
     async def run(self, address: str, port: int) -> None:
         """Be of service to host 0 at this address.
@@ -69,10 +71,14 @@ class Agent:
                 attempt.retry_state.attempt_number = 1
                 await self._serve(line)
 
+    async def rest(self) -> None:
+        """Wait until host 0 has nothing run here, or is lost."""
+        await self._resting.wait()
+
     async def _serve(self, line: Line) -> None:
         logger.info("of service to host 0", extra={"address": line.there})
         try:
-            await _Service(self._host, line).run()
+            await _Service(self._host, line, self._resting).run()
         except LinkLost as error:
             logger.error("host 0 lost", extra={"error": error.message})  # noqa: TRY400
             raise
@@ -112,9 +118,10 @@ class Agent:
 class _Service:
     """What is run for host 0 while the line to it holds."""
 
-    def __init__(self, host: Host, line: Line) -> None:
+    def __init__(self, host: Host, line: Line, resting: asyncio.Event) -> None:
         self._host = host
         self._line = line
+        self._resting = resting
         self._shares: dict[int, asyncio.Task[Share]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -142,6 +149,7 @@ class _Service:
                 starting = self._host.start(life, address=self._line.here)
                 share = asyncio.get_running_loop().create_task(starting)
                 self._shares[message.incarnation] = share
+                self._resting.clear()
                 self._spawn(self._watch(message.incarnation, share))
             case DumpShare():
                 self._spawn(self._dump(message.incarnation))
@@ -174,10 +182,13 @@ class _Service:
             await _end(starting, grace_s)
             self._shares.pop(incarnation, None)
         self._line.send(ShareGone(incarnation))
+        if not self._shares:
+            self._resting.set()
 
     async def _end_all(self) -> None:
         await asyncio.gather(*(_end(starting, 0) for starting in self._shares.values()))
         self._shares.clear()
+        self._resting.set()
 
 
 async def _end(starting: asyncio.Task[Share], grace_s: float) -> None:

@@ -67,8 +67,10 @@ def helpers(process: asyncio.subprocess.Process) -> list[psutil.Process]:
 PROMPT = list(range(20, 60))
 
 
-async def test_two_hosts_share_every_stage_and_give_the_oracle_s_ids(place: Place) -> None:
-    flags = ("--pp", "2")
+async def test_two_hosts_share_every_stage_give_the_oracle_s_ids_and_stop_together(
+    place: Place,
+) -> None:
+    flags = ("--pp", "2", "--fake-decode-ms", "5")
     async with (
         place.node(1, *flags) as agent,
         place.node(0, *flags) as front,
@@ -79,12 +81,14 @@ async def test_two_hosts_share_every_stage_and_give_the_oracle_s_ids(place: Plac
         assert len(ranks_of(front.pid, "tp=0")) == len(ranks_of(agent.pid, "tp=1")) == 2
         output = router.submit(PROMPT, max_tokens=20)
         assert await output.result() == oracle_output(PROMPT, ordinary_ids(place.model_dir), 20)
-        left = ranks_of(agent.pid)
-        front.send_signal(signal.SIGTERM)
-        assert await front.wait() == 0
+        left = helpers(front) + helpers(agent)
+        running = router.submit(PROMPT, max_tokens=100)
+        await running.begun.wait()
+        for process in (agent, front):
+            process.send_signal(signal.SIGTERM)
+        assert len(await running.result()) == 100
+        assert [await front.wait(), await agent.wait()] == [0, 0]
         await gone(left)
-        agent.send_signal(signal.SIGTERM)
-        assert await agent.wait() == 0
 
 
 async def test_a_killed_rank_of_another_host_is_named_and_replaced(place: Place) -> None:
