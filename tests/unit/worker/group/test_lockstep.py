@@ -179,6 +179,9 @@ def test_a_cancel_in_any_micro_batch_leaves_every_stage_empty(
             replica.front.send(Cancel(sorted(fresh)))
         if seen == set(range(1, 2 * pp + 1)) and output.load.running == output.load.waiting == 0:
             break
+    # With the last step of the last request nothing is under way on any stage.
+    replica.front.send(add(99, [3], sampling=Sampling(seed=1, max_tokens=1)))
+    output = next(each for each in replica.front.outputs() if 99 in each.request_ids)
     assert output.load.free_blocks == 64
     replica.close()
     assert len({turns.digest for turns in replica.turns}) == 1
