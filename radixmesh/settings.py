@@ -9,8 +9,9 @@ pydantic-settings.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
@@ -127,9 +128,14 @@ def _leave(prog: str, message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def child_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with changes, for a child process."""
-    return {**os.environ, **changes}
+def child_environment(
+    defaults: Mapping[str, str] = MappingProxyType({}), **changes: str
+) -> dict[str, str]:
+    """Return this process's environment with changes, for a child process.
+
+    `defaults` hold where the environment says nothing.
+    """
+    return {**defaults, **os.environ, **changes}
 
 
 def cache_dir() -> Path:

@@ -36,6 +36,10 @@ ANSWER_S = 10.0
 # Until its socket has room again.
 BUSY_S = 0.001
 _RECEIVE_BYTES = 1 << 16
+# torch's threads meet many times in a step. By default one that waits spins for milliseconds:
+# where others use the cores too, it takes them from the thread that it waits for, and a step
+# of 0.1 s takes 2 s. So many turns are some tens of microseconds, which costs nothing else.
+PATIENCE = {"GOMP_SPINCOUNT": "10000"}
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +97,7 @@ class ForkServer:
                     *(str(theirs.fileno()), msgspec.json.encode(base).decode()),
                     stdin=asyncio.subprocess.DEVNULL,
                     # numpy's own threads would be in the way of forking; torch's are others.
-                    env=child_environment(OPENBLAS_NUM_THREADS="1"),
+                    env=child_environment(PATIENCE, OPENBLAS_NUM_THREADS="1"),
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
