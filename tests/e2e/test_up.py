@@ -237,18 +237,19 @@ async def test_a_refused_flag_ends_up(model_dir: Path) -> None:
 
 
 @pytest.mark.model
-async def test_a_topology_that_the_engine_does_not_do_ends_up(model_dir: Path) -> None:
+@pytest.mark.model
+async def test_a_topology_that_the_model_does_not_have_ends_up() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "radixmesh.cli.main", "up", "--engine=torch", f"--model={model_dir}"),
-        *("--port-base=0", "--tp=2"),
+        *("-m", "radixmesh.cli.main", "up", "--engine=torch", "--model=smollm2"),
+        *("--port-base=0", "--tp=10"),
         stderr=asyncio.subprocess.PIPE,
     )
     _, errors = await process.communicate()
     assert process.returncode == 1
     *before, last = errors.decode().splitlines()
     assert last.startswith("radixmesh up: worker-")
-    assert last.endswith("the torch engine runs with --tp 1 and --pp 1 only")
+    assert last.endswith("--tp 10: the model has 9 query heads, one rank each")
     assert not any("starts again" in line for line in before)
 
 
@@ -283,7 +284,8 @@ async def test_a_signal_ends_everything(
 ) -> None:
     async with running_up(model_dir, tmp_path) as running:
         processes = running.tree()
-        assert len(processes) == 8  # up, router, two text services, two fronts, two ranks
+        # up, router, two text services, two fronts with a fork server and a rank each
+        assert len(processes) == 10
         assert await running.end(number) == 0
         assert await gone(processes) == []
         assert not running.ready_file.exists()

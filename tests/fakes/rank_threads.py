@@ -7,6 +7,8 @@ missing. A rank's end, whatever it is, is kept in `ends`.
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Final
 
 import msgspec
@@ -14,7 +16,7 @@ import msgspec
 from tests.fakes.plans import reserved
 from tests.fakes.replica import EOS_ID, ORDINARY
 from worker.config import FakeConfig, RankConfig
-from worker.engine.engine import EngineInfo
+from worker.engine.engine import Engine, EngineInfo, StepPlan, StepResult
 from worker.engine.fake import FakeEngine
 from worker.engine.faults import parse_faults
 from worker.engine.overlapped import Overlapped
@@ -42,7 +44,9 @@ class FrontEnd:
         self._ready: list[bytes] = []
 
     def send(self, *messages: Inbound) -> None:
-        self._sock.sendall(b"".join(frame(msgspec.msgpack.encode(one)) for one in messages))
+        # A rank that has ended meanwhile is seen by who reads next.
+        with suppress(BrokenPipeError):
+            self._sock.sendall(b"".join(frame(msgspec.msgpack.encode(one)) for one in messages))
 
     def receive(self) -> Outbound | None:
         """The next message; None when the rank is gone."""
@@ -63,7 +67,10 @@ class FrontEnd:
 
 
 class RankThreads:
-    """pp x tp ranks, running. `close` ends them as the end of a front does."""
+    """pp x tp ranks, running. `close` ends them as the end of a front does.
+
+    With `staged` a stage learns what a step drew from the last stage, and waits for that.
+    """
 
     def __init__(
         self,
@@ -76,6 +83,7 @@ class RankThreads:
         deadline_s: float = 5.0,
         prefill_tokens_per_s: float = 0.0,
         decode_ms: float = 0.0,
+        staged: bool = False,
     ) -> None:
         front, mailbox = socket.socketpair()
         self.front = FrontEnd(front)
@@ -83,6 +91,7 @@ class RankThreads:
         self.ends: dict[int, BaseException] = {}
         pairs = [socket.socketpair() for _ in range(pp * tp - 1)]
         tampers: list[Tamper] = []
+        drawn: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(pp)]
         for place in Topology(pp=pp, tp=tp).replica(0):
             config = RankConfig(
                 model_dir="",
@@ -101,7 +110,7 @@ class RankThreads:
                     decode_ms=decode_ms,
                 ),
             )
-            self.turns.append(_turns(config))
+            self.turns.append(_turns(config, drawn if staged else ()))
             tampers.append(make_tamper(config))
         watchdog = Watchdog(60)
         self._mailbox = Mailbox(mailbox)
@@ -145,7 +154,32 @@ class RankThreads:
                 self._leaves[number - 1].close()
 
 
-def _turns(config: RankConfig) -> Turns:
+class Staged:
+    """An engine of one stage: only the last one draws, and the others wait to be told."""
+
+    def __init__(self, engine: Engine, stage: int, drawn: Sequence["SimpleQueue[None]"]) -> None:
+        self._engine = engine
+        self._mine = drawn[stage]
+        self._last = stage == len(drawn) - 1
+        self._earlier = drawn[:-1]
+        self.info = engine.info
+        self.reserve = engine.reserve
+        self.update_weights = engine.update_weights
+        self.close = engine.close
+
+    def launch(self, plan: StepPlan) -> None:
+        self._engine.launch(plan)
+        if self._last:
+            for stage in self._earlier:
+                stage.put(None)
+
+    def collect(self) -> StepResult:
+        if not self._last:
+            self._mine.get(timeout=30)  # as long as a step may take, by default 60 s
+        return self._engine.collect()
+
+
+def _turns(config: RankConfig, drawn: Sequence["SimpleQueue[None]"]) -> Turns:
     info = EngineInfo(
         block_tokens=4,
         kv_blocks=config.fake.kv_blocks,
@@ -158,4 +192,6 @@ def _turns(config: RankConfig) -> Turns:
     engine = reserved(FakeEngine(vocabulary, info, config.fake, faults))
     if config.overlap and config.pp == 1:
         return make_turns(config, Overlapped(engine))
+    if drawn:
+        return make_turns(config, Staged(engine, config.pp_rank, drawn))
     return make_turns(config, engine)

@@ -45,7 +45,8 @@ class RunningUp:
 
     def ranks(self, group: int) -> list[psutil.Process]:
         front = psutil.Process(self.facts["pids"][f"worker-{group}"])
-        return front.children(recursive=True)
+        found = front.children(recursive=True)
+        return [each for each in found if "radixmesh-worker rank" in " ".join(each.cmdline())]
 
     async def until_whole(self) -> None:
         """Wait until every replica takes requests again."""

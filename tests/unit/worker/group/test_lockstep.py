@@ -227,6 +227,7 @@ def test_load_brings_the_learned_rates(started: list[RankThreads], *, overlap: b
     started.append(replica)
     replica.front.send(add(1, [3] * 80, sampling=Sampling(seed=1, max_tokens=8, ignore_eos=True)))
     last = next(output for output in replica.front.outputs() if any(output.finishes))
-    assert 0 < last.load.prefill_rate <= 2000
-    assert last.load.decode_step_s >= 0.002
+    # A prefill whose time is counted to the step after it would be hundreds of times faster.
+    assert 0 < last.load.prefill_rate < 20_000
+    assert last.load.decode_step_s > 0
     assert last.load.last_request_id == 1
