@@ -51,7 +51,10 @@ class FrontEnd:
     def receive(self) -> Outbound | None:
         """The next message; None when the rank is gone."""
         while not self._ready:
-            data = self._sock.recv(1 << 16)
+            try:
+                data = self._sock.recv(1 << 16)
+            except ConnectionResetError:  # it ended with input that it had not read
+                data = b""
             if not data:
                 return None
             self._ready = self._splitter.feed(data)
