@@ -29,6 +29,7 @@ from worker.group.tamper import make_tamper
 from worker.group.topology import Topology
 from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog
+from worker.peers import PeerLost
 from worker.request import Inbound, Outbound, StepOutput
 
 _OUTBOUND: Final = msgspec.msgpack.Decoder(Outbound)
@@ -94,7 +95,7 @@ class RankThreads:
         self.ends: dict[int, BaseException] = {}
         pairs = [socket.socketpair() for _ in range(pp * tp - 1)]
         tampers: list[Tamper] = []
-        drawn: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(pp)]
+        self._drawn: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(pp)]
         for place in Topology(pp=pp, tp=tp).replica(0):
             config = RankConfig(
                 model_dir="",
@@ -113,7 +114,7 @@ class RankThreads:
                     decode_ms=decode_ms,
                 ),
             )
-            self.turns.append(_turns(config, drawn if staged else ()))
+            self.turns.append(_turns(config, self._drawn if staged else ()))
             tampers.append(make_tamper(config))
         watchdog = Watchdog(60)
         self._mailbox = Mailbox(mailbox)
@@ -150,6 +151,8 @@ class RankThreads:
             self.ends[number] = error
         finally:
             # What the end of a process does.
+            for stage in self._drawn:
+                stage.put(False)
             if number == 0:
                 self._mailbox.close()
                 self._root.close()
@@ -160,7 +163,7 @@ class RankThreads:
 class Staged:
     """An engine of one stage: only the last one draws, and the others wait to be told."""
 
-    def __init__(self, engine: Engine, stage: int, drawn: Sequence["SimpleQueue[None]"]) -> None:
+    def __init__(self, engine: Engine, stage: int, drawn: Sequence["SimpleQueue[bool]"]) -> None:
         self._engine = engine
         self._mine = drawn[stage]
         self._last = stage == len(drawn) - 1
@@ -174,15 +177,16 @@ class Staged:
         self._engine.launch(plan)
         if self._last:
             for stage in self._earlier:
-                stage.put(None)
+                stage.put(True)
 
     def collect(self) -> StepResult:
-        if not self._last:
-            self._mine.get(timeout=30)  # as long as a step may take, by default 60 s
+        # As long as a step may take, by default 60 s.
+        if not self._last and not self._mine.get(timeout=30):
+            raise PeerLost("another stage is gone")
         return self._engine.collect()
 
 
-def _turns(config: RankConfig, drawn: Sequence["SimpleQueue[None]"]) -> Turns:
+def _turns(config: RankConfig, drawn: Sequence["SimpleQueue[bool]"]) -> Turns:
     info = EngineInfo(
         block_tokens=4,
         kv_blocks=config.fake.kv_blocks,

@@ -1,8 +1,9 @@
 """Compares the ranks' marks with rank (0, 0)'s own: all ranks plan alike, or the replica ends.
 
 Ranks of the own stage are compared before a step is launched. Those of later stages are
-still busy with earlier steps then; they are compared before the step is committed, which
-is before anybody hears of its ids. Holds the last plans, for the log.
+still busy with earlier steps then; they are compared before the step's result is awaited.
+All results before it are there, so those stages have nothing else to do: their marks come
+within the time of a peer, however long a step takes. Holds the last plans, for the log.
 """
 
 import logging

@@ -77,8 +77,13 @@ class Leader:
             PeerLost: A follower is gone.
             RankDesync: A follower planned another step.
         """
-        while True:
-            self.step()
+        try:
+            while True:
+                self.step()
+        except PeerLost:
+            # Here is this rank's side; the other's is in the log too, if it still could.
+            logger.info("planned last", extra={"plans": str(self._plans)})
+            raise
 
     def step(self) -> None:
         """One turn; blocks for input when there is nothing to compute."""

@@ -44,7 +44,8 @@ class Turns:
         self.depth = depth
         self._under_way: deque[StepPlan] = deque()
         self._digest = PlanDigest()
-        # Told the number of a step that was computed and is about to be committed.
+        # Told the number of the step that is to be committed, before its result is awaited:
+        # from a stage that planned something else none would ever come.
         self.before_commit: Callable[[int], None] = lambda _: None
         # The steps that this turn has committed; rank (0, 0) learns its pace from them.
         self.committed: list[StepPlan] = []
@@ -135,8 +136,8 @@ class Turns:
 
     def _commit_oldest(self) -> None:
         oldest = self._under_way.popleft()
-        result = self._engine.collect()
         self.before_commit(oldest.step)
+        result = self._engine.collect()
         self._scheduler.commit(oldest, result)
         self.committed.append(oldest)
         if self._compared:
