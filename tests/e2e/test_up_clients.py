@@ -192,11 +192,16 @@ async def command(*line: str) -> str:
     return out.decode()
 
 
-async def test_the_programs_of_the_readme_run(mesh: RunningUp) -> None:
+async def test_the_programs_of_the_readme_run(mesh: RunningUp, model_dir: Path) -> None:
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
     programs = [block.split("```")[0] for block in blocks]
-    assert len(programs) == 2
-    here = {"http://127.0.0.1:30000": mesh.http, "127.0.0.1:30001": mesh.grpc, "smollm2": "tiny"}
+    assert len(programs) == 3
+    here = {
+        "http://127.0.0.1:30000": mesh.http,
+        "127.0.0.1:30001": mesh.grpc,
+        'Engine("smollm2"': f'Engine("{model_dir}", engine="fake"',
+        "smollm2": "tiny",
+    }
     for program in programs:
         for written, ours in here.items():
             program = program.replace(written, ours)
