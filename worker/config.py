@@ -88,7 +88,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     ageing_ms: int = 1000
     overlap: bool = False
     step_timeout_s: float = 60.0
-    peer_timeout_s: float = 5.0
+    peer_timeout_s: float = 4.0
     carrier: str = "local"
     tensors: str = "shm"
     mailbox_fd: int = -1

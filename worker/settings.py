@@ -94,7 +94,7 @@ class WorkerSettings(ServiceSettings):
     """A replica whose ranks are not ready after so many seconds is started anew."""
     step_timeout_s: float = Field(60.0, gt=0)
     """A replica whose ranks, busy or idle, answer nothing for so many seconds is started anew."""
-    peer_timeout_s: float = Field(5.0, gt=0)
+    peer_timeout_s: float = Field(4.0, gt=0)
     """A rank that another one waits for answers within so many seconds, or the replica restarts."""
     probe_interval_s: float = Field(5.0, gt=0)
     """Every so many seconds all ranks of a replica are asked whether they are there."""

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from radixmesh import errors
 from radixmesh.worker.v1 import worker_service_pb2 as pb
 from radixmesh.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.fakes.oracle import oracle_output, ordinary_ids
@@ -79,6 +80,21 @@ async def test_ranks_that_wait_for_a_stuck_one_leave_their_stacks_in_the_log(
     assert "rank is given up" in log
     assert "<Turns step=" in log, "how far it had come"
     assert "in receive" in log, "where it waits"
+
+
+async def test_a_rank_that_another_waits_for_in_vain_leaves_its_stack_in_the_log(
+    model_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags: dict[str, Any] = {"tp": 2, "fake_faults": ["hang@prompt-contains=77:tp=1"]}
+    async with run_front(model_dir, **flags) as address, attach(address) as router:
+        await router.until_up(0)
+        output = router.submit([77, 5, 6], max_tokens=200)
+        async with asyncio.timeout(5):
+            assert isinstance(await output.failure(), errors.GroupLost)
+        await router.until_up(0)
+    log = capfd.readouterr().err
+    assert "in _break_down" in log, "where it is stuck"
+    assert "planned last" in log, "what the other one had planned"
 
 
 async def test_a_prefill_far_longer_than_all_limits_is_alive_and_ready(

@@ -14,7 +14,7 @@ from functools import partial
 
 from radixmesh.errors import GroupLost
 from worker.front.controls import Controls
-from worker.front.replica import Hold, Replica, ReplicaState, Stuck
+from worker.front.replica import Hold, Replica, ReplicaState
 from worker.request import Probe
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Probes:
 
     def _judge(self, replica: Replica, unanswered_s: float) -> None:
         if unanswered_s > self.pace.give_up_s:
-            replica.give_up(Stuck(f"the replica has been stuck for {unanswered_s:.0f} s"))
+            replica.give_up(GroupLost(f"the replica has been stuck for {unanswered_s:.0f} s"))
         elif unanswered_s > self.pace.timeout_s and Hold.SILENT not in replica.holds:
             extra = {"dp_rank": replica.dp_rank, "seconds": round(unanswered_s, 1)}
             logger.warning("replica does not answer", extra=extra)

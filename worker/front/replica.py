@@ -49,10 +49,6 @@ class LoadedWeights:
     version: str
 
 
-class Stuck(GroupLost):
-    """The ranks run and say nothing; what they are at belongs into the log before they end."""
-
-
 class Channel(Protocol):
     """The way to a replica's ranks."""
 

@@ -20,7 +20,7 @@ from worker.front.ask import Ask
 from worker.front.group import Group
 from worker.front.mailbox import Mailbox
 from worker.front.plain_call import PlainCall
-from worker.front.replica import Replica, Stuck
+from worker.front.replica import Replica
 from worker.group.launch import REFUSALS
 from worker.request import Broken, Outbound, Ready, Sampling, StepOutput
 
@@ -61,7 +61,7 @@ class Pace:
         max_failures: After so many lives in a row that were not healthy, of every replica,
             the group ends; 0 means never.
         last_words_s: After a death, how long to wait for what explains it.
-        dump_s: How long ranks that are stuck get to write their stacks to the log.
+        dump_s: How long ranks that are left after a loss get to write their stacks to the log.
         stop_grace_s: Ranks that are told to stop are killed after this.
     """
 
@@ -157,12 +157,11 @@ class Supervisor:
         grace_s = self._pace.stop_grace_s
         try:
             error = await life.run(incarnation)
-            grace_s = 0.0
+            # What told of the loss may be a rank that waited in vain for a stuck one. First
+            # of all: those that only wait would end with the socket.
+            ranks.dump()
+            grace_s = self._pace.dump_s
         finally:
-            if isinstance(error, Stuck):
-                # First of all: those that only wait would end with the socket.
-                ranks.dump()
-                grace_s = self._pace.dump_s
             life.close()
             self._group.on_down(replica, error)
             await ranks.end(grace_s)
@@ -230,7 +229,7 @@ class _Life:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not starting.done():
-                self._lose(Stuck(f"the ranks were not ready in {self._pace.startup_s:.0f} s"))
+                self._lose(GroupLost(f"the ranks were not ready in {self._pace.startup_s:.0f} s"))
             elif error := starting.exception():
                 self._lose(GroupLost(f"the self-test failed: {error}"))
             if self._lost.done():

@@ -13,7 +13,7 @@ from typing import Final
 from worker.group.carrier import PeerLost
 from worker.group.framing import HEADER, MAX_BODY_BYTES, FramingError, frame
 
-ANSWER_DEADLINE_S: Final = 5.0
+ANSWER_DEADLINE_S: Final = 4.0
 _MARK: Final = struct.Struct("<Q")
 
 

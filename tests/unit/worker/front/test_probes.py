@@ -7,7 +7,7 @@ import pytest
 from radixmesh.errors import GroupLost, MeshError
 from worker.front.controls import Controls
 from worker.front.probes import ProbePace, Probes
-from worker.front.replica import Replica, Stuck
+from worker.front.replica import Replica
 from worker.request import Answer, Inbound, Probe
 
 PACE = ProbePace(interval_s=5, timeout_s=15, give_up_s=60)
@@ -90,7 +90,7 @@ async def test_a_question_without_answer_costs_readiness_first_and_the_life_late
     scene.pass_time(60 - 16)
     assert not scene.broken
     scene.pass_time(1)
-    assert isinstance(scene.broken[0], Stuck)
+    assert isinstance(scene.broken[0], GroupLost)
     assert len(scene.sent) == 1
 
 
