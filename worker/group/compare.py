@@ -91,15 +91,21 @@ class Comparison:
                     self._compare([rank], timeout_s=_HERE_S)
 
     def _compare(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> None:
-        if not ranks:
-            return
-        marks = self._root.marks(ranks, timeout_s)
-        wanted = [self._expected[rank].popleft() for rank in ranks]
-        different = [
-            rank for rank, mark, (_, own) in zip(ranks, marks, wanted, strict=True) if mark != own
-        ]
+        different: list[int] = []
+        step = 0
+        for rank in ranks:
+            # One at a time: a mark that was read before another rank proves lost is done with,
+            # so that `explain` takes the next one for what it is.
+            try:
+                [mark] = self._root.marks([rank], timeout_s)
+            except PeerLost:
+                if different:
+                    break
+                raise
+            step, own = self._expected[rank].popleft()
+            if mark != own:
+                different.append(rank)
         if different:
-            step = wanted[0][0]
             extra = {"ranks": different, "at": step, "plans": str(self._plans)}
             logger.error("plans differ", extra=extra)
             raise RankDesync(f"ranks {different} planned another step {step}")
