@@ -1,7 +1,8 @@
-"""A worker group's front in this process, on a free port, with scripted or real ranks."""
+"""A worker group's front, in this process or in one of its own, with scripted or real ranks."""
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from radixmesh.rpc.frames import DEFAULT_LIMITS
 from radixmesh.rpc.link import LinkLimits
+from radixmesh.settings import child_environment
 from worker.app import serve
 from worker.front.supervisor import Launch
 from worker.settings import WorkerSettings
@@ -49,3 +51,22 @@ async def run_front(
             stop.set()
             async with asyncio.timeout(10):
                 await front
+
+
+@asynccontextmanager
+async def front_process(
+    model_dir: Path, port: int, *flags: str
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """Run `python -m worker`; killed at the block's end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worker", "--model", str(model_dir), "--engine", "fake"),
+        *("--port", str(port), *flags),
+        env=child_environment(),
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

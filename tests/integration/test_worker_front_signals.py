@@ -2,41 +2,18 @@
 
 import asyncio
 import signal
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from radixmesh import errors
-from radixmesh.settings import child_environment
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.rank_processes import gone, ranks_of
 from tests.fakes.router_end import DRAINING, attach
-from tests.fakes.worker_front import free_port
+from tests.fakes.worker_front import free_port, front_process
 
 pytestmark = [pytest.mark.e2e]
-
-
-@asynccontextmanager
-async def front_process(
-    model_dir: Path, port: int, *flags: str
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run `python -m worker`; killed at the block's end if it still runs."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "worker", "--model", str(model_dir), "--engine", "fake"),
-        *("--port", str(port), *flags),
-        env=child_environment(),
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_all_processes_die_with_a_killed_front_and_the_same_port_serves_again(
