@@ -40,6 +40,18 @@ async def test_a_prompt_goes_to_the_replica_that_holds_it_and_gets_its_ids() -> 
     assert booking.released
 
 
+async def test_what_one_replica_of_a_group_holds_says_nothing_of_its_sibling() -> None:
+    prompts = [[1000 * at + each for each in PROMPT] for at in range(6)]
+    async with FakeWorker(dp=2) as worker:
+        for at, prompt in enumerate(prompts):
+            worker.warm(at % 2, prompt)
+        async with running_fleet(worker.address, ready=2) as fleet:
+            for at, prompt in enumerate(prompts):
+                held = {each.dp_rank: each.matched_blocks for each in fleet.explain(ask(prompt))}
+                assert held == {at % 2: 8, 1 - at % 2: 0}
+                assert fleet.place(ask(prompt)).dp_rank == at % 2
+
+
 async def test_the_blocks_of_an_output_become_part_of_the_view() -> None:
     async with FakeWorker(dp=2) as worker, running_fleet(worker.address, ready=2) as fleet:
         first = fleet.place(ask(PROMPT))
