@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from typing import IO
 
 import msgspec
 
@@ -34,9 +35,9 @@ class Forked:
 
 
 class Forks:
-    """The fork server; `close` ends it as the end of a front does."""
+    """The fork server; `close` ends it as the end of a front does. `log`: where all is logged."""
 
-    def __init__(self, base: RankConfig) -> None:
+    def __init__(self, base: RankConfig, log: IO[bytes] | None = None) -> None:
         self._sock, theirs = socket.socketpair()
         self._sock.settimeout(10)
         self._splitter = FrameSplitter()
@@ -49,6 +50,7 @@ class Forks:
                 ],
                 env=child_environment(OPENBLAS_NUM_THREADS="1"),
                 pass_fds=[theirs.fileno()],
+                stderr=log,
             )
 
     def fork(self, config: RankConfig) -> Forked:
