@@ -74,6 +74,7 @@ class ForkServer:
         self._sock = sock
         self._ranks: dict[int, RankProcess] = {}
         self._number = 0
+        self._answered = False
         self._orders: asyncio.Queue[tuple[Start | Kill, list[int]]] = asyncio.Queue()
         self._reader = loop.create_task(self._listen())
         self._writer = loop.create_task(self._speak())
@@ -134,6 +135,18 @@ class ForkServer:
             self._lose_all()
         return rank
 
+    async def begun(self, rank: RankProcess) -> None:
+        """Wait until a rank runs or has ended; whatever the fork server is at, one of both comes.
+
+        Only its first answer may take long: it imports all that ranks need before that.
+        """
+        told = (rank.started, rank.ended)
+        timeout_s = ANSWER_S if self._answered else None
+        done, _ = await asyncio.wait(told, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            self._give_up()
+            await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+
     def signal(self, ranks: Sequence[RankProcess], number: int) -> None:
         """Send ranks a signal that does not end them; those that have ended are left out."""
         for rank in ranks:
@@ -149,8 +162,7 @@ class ForkServer:
             return
         _, stuck = await asyncio.wait([rank.ended for rank in left], timeout=ANSWER_S)
         if stuck:
-            logger.error("fork server is stuck", extra={"pid": self.pid})
-            self._process.kill()
+            self._give_up()
             await asyncio.wait(stuck)
 
     async def close(self) -> None:
@@ -203,6 +215,7 @@ class ForkServer:
             self._process.kill()
 
     def _take(self, answer: Started | Ended) -> None:
+        self._answered = True
         if isinstance(answer, Started):
             rank = self._ranks[answer.number]
             rank.pid = answer.pid
@@ -216,6 +229,12 @@ class ForkServer:
         while data := await loop.sock_recv(self._sock, _RECEIVE_BYTES):
             for body in splitter.feed(data):
                 yield decode_answer(body)
+
+    def _give_up(self) -> None:
+        # Its ranks die with it, those of other replicas too: nobody can start or end ranks now.
+        logger.error("fork server is stuck", extra={"pid": self.pid})
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def _lose_all(self) -> None:
         for rank in self._ranks.values():

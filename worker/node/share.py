@@ -139,7 +139,7 @@ async def start_share(
         try:
             configs = [wiring.configure(base, place, life, topology) for place in places]
             share.ranks = [forks.fork(config) for config in configs]
-            await _begun(share.ranks)
+            await _begun(forks, share.ranks)
         except BaseException:
             if ours is not None:
                 ours.close()
@@ -148,9 +148,9 @@ async def start_share(
         return share
 
 
-async def _begun(ranks: Sequence[RankProcess]) -> None:
+async def _begun(forks: ForkServer, ranks: Sequence[RankProcess]) -> None:
     for rank in ranks:
-        await asyncio.wait([rank.started, rank.ended], return_when=asyncio.FIRST_COMPLETED)
+        await forks.begun(rank)
         if not rank.started.done():
             raise ConnectionError(rank.describe_end())
 

@@ -109,6 +109,23 @@ async def test_a_stuck_server_is_killed_with_its_ranks(
         await gone(processes)
 
 
+async def test_a_server_that_is_stuck_when_it_is_to_start_ranks_is_replaced(
+    launcher: RankLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.node.forks.ANSWER_S", 0.2)
+    first = await start(launcher)
+    old = server()
+    old.suspend()
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionError, match="was lost with its fork server"):
+            await launcher(1, 2)
+    await gone([old])
+    await end(first)
+    again = await start(launcher, 3)
+    assert server().pid != old.pid
+    await end(again)
+
+
 def test_the_torch_engine_is_imported_on_one_thread() -> None:
     script = (
         "import sys, os; from worker.config import RankConfig; "
