@@ -40,6 +40,8 @@ class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
+        # No timer takes them, and JSON has no word for them.
+        allow_inf_nan=False,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,

@@ -2,13 +2,16 @@
 
 import os
 from pathlib import PurePath
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from radixmesh.settings import ServiceSettings, SettingsConfigDict
 
 MIB = 1 << 20
+
+# Some thirty years: the timers of the system take no more than three hundred.
+Seconds = Annotated[float, Field(le=1e9)]
 
 
 class WorkerSettings(ServiceSettings):
@@ -65,7 +68,7 @@ class WorkerSettings(ServiceSettings):
 
     order: Literal["lpm", "fcfs"] = "lpm"
     """Who goes first of those that wait: the longest cached prefix, or the first come."""
-    ageing_s: float = Field(1.0, ge=0)
+    ageing_s: Seconds = Field(1.0, ge=0)
     """A request that has waited so many seconds goes before any that has not."""
     dispatch: Literal["tokens", "shortest_queue", "round_robin"] = "tokens"
     """Which replica takes a request for which the router named none."""
@@ -74,7 +77,7 @@ class WorkerSettings(ServiceSettings):
     """Fake engine: an output ends by itself after so many ids; 0 means never."""
     fake_prefill_tokens_per_s: float = Field(0.0, ge=0)
     """Fake engine: pace of prefill; 0 means at once."""
-    fake_decode_ms: float = Field(0.0, ge=0)
+    fake_decode_ms: float = Field(0.0, ge=0, le=1e9)
     """Fake engine: milliseconds of a step that decodes; 0 means at once."""
     fake_kv_blocks: int = Field(0, ge=0)
     """Fake engine: blocks of the KV cache; 0 means from --kv-tokens, else 4096."""
@@ -90,20 +93,28 @@ class WorkerSettings(ServiceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged."""
 
-    startup_timeout_s: float = Field(600.0, gt=0)
+    startup_timeout_s: Seconds = Field(600.0, gt=0)
     """A replica whose ranks are not ready after so many seconds is started anew."""
-    step_timeout_s: float = Field(60.0, gt=0)
+    step_timeout_s: Seconds = Field(60.0, gt=0)
     """A replica whose ranks, busy or idle, answer nothing for so many seconds is started anew."""
-    peer_timeout_s: float = Field(4.0, gt=0)
+    peer_timeout_s: Seconds = Field(4.0, gt=0)
     """A rank that another one waits for answers within so many seconds, or the replica restarts."""
-    probe_interval_s: float = Field(5.0, gt=0)
+    probe_interval_s: Seconds = Field(5.0, gt=0)
     """Every so many seconds all ranks of a replica are asked whether they are there."""
-    probe_timeout_s: float = Field(15.0, gt=0)
+    probe_timeout_s: Seconds = Field(15.0, gt=0)
     """A replica that leaves such a question unanswered for so long is not ready."""
     max_failures: int = Field(10, ge=0)
     """When every replica failed so often in a row, the front exits with 1; 0: never."""
-    drain_grace_s: float = Field(30.0, ge=0)
+    drain_grace_s: Seconds = Field(30.0, ge=0)
     """On SIGTERM, or when a replica retires, requests may take so many seconds to finish."""
+
+    @model_validator(mode="after")
+    def _requests_fit(self) -> "WorkerSettings":
+        if self.max_model_len == 1:
+            raise ValueError("--max-model-len: a prompt and its output need 2 at least, got 1")
+        if self.kv_tokens == self.block_tokens == 1:
+            raise ValueError("--kv-tokens: a prompt and its output need 2 at least, got 1")
+        return self
 
     @model_validator(mode="after")
     def _hosts_fit(self) -> "WorkerSettings":

@@ -112,3 +112,26 @@ def test_a_rendezvous_may_be_an_address_of_any_kind() -> None:
     common = ("--nnodes", "2", "--tp", "2", "--rendezvous")
     assert settings(*common, "10.0.0.1:29500").meeting_place == ("10.0.0.1", "29500")
     assert settings(*common, "[::1]:29500").meeting_place == ("::1", "29500")
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("flag", ["step-timeout-s", "peer-timeout-s", "ageing-s", "fake-decode-ms"])
+def test_a_time_that_no_timer_takes_is_refused(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings(f"--{flag}", value)
+    assert left.value.code == 2
+    assert f"--{flag}: Input should be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [("--max-model-len", "1"), ("--kv-tokens", "1", "--block-tokens", "1")]
+)
+def test_room_for_less_than_a_prompt_and_an_output_is_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings(*flags)
+    assert left.value.code == 2
+    assert f"{flags[0]}: a prompt and its output need 2" in capsys.readouterr().err
