@@ -25,8 +25,8 @@ from radixmesh.errors import (
 )
 from worker.front.group import Group
 from worker.front.jobs import Share
-from worker.front.replica import Replica, ReplicaState
-from worker.library.run import SUSPECT_LOSSES, News, Run, tops_of
+from worker.front.replica import ReplicaState
+from worker.library.run import SUSPECT_LOSSES, Delta, Run, tops_of
 from worker.request import GOES_ON
 
 _MAX_LOSSES: Final = SUSPECT_LOSSES + 1
@@ -104,10 +104,10 @@ class Desk:
             run = self._running.get(scores.request_id)
             if run is not None:
                 run.take_scores(scores.position, scores.logprobs, tops_of(scores.tops))
-        for entry_id, news in _news(share):
+        for entry_id, delta in _deltas(share):
             run = self._running.get(entry_id)
             if run is not None:
-                self._take(entry_id, run, news)
+                self._take(entry_id, run, delta)
         self._stalled = False
         self._feed_soon()
 
@@ -132,16 +132,16 @@ class Desk:
 
     # Within.
 
-    def _take(self, entry_id: int, run: Run, news: News) -> None:
+    def _take(self, entry_id: int, run: Run, delta: Delta) -> None:
         try:
-            run.take(news)
+            run.take(delta)
         except ValueError as fault:
             if run.job is not None:
                 self._group.cancel([run.job], "broken")
             self._leave(entry_id, run)
             self._end(run, InternalError(str(fault)))
             return
-        if news.finish != GOES_ON:
+        if delta.finish != GOES_ON:
             self._leave(entry_id, run)
             run.on_end(run)
 
@@ -212,15 +212,11 @@ class Desk:
         if run.first is None or run.first.job is None:
             return None
         dp_rank = run.first.job.dp_rank
-        replica = self._replica(dp_rank)
+        replica = self._group.roster.find(dp_rank)
         return dp_rank if replica is not None and replica.state is ReplicaState.UP else None
 
-    def _replica(self, dp_rank: int) -> Replica | None:
-        replicas = self._group.replicas
-        return replicas[dp_rank] if dp_rank < len(replicas) else None
 
-
-def _news(share: Share) -> Iterator[tuple[int, News]]:
+def _deltas(share: Share) -> Iterator[tuple[int, Delta]]:
     tops = tops_of(share.tops)
     at = 0
     rows = zip(share.entry_ids, share.positions, share.counts, share.finishes, strict=True)
@@ -228,7 +224,7 @@ def _news(share: Share) -> Iterator[tuple[int, News]]:
         end = at + count
         yield (
             entry_id,
-            News(
+            Delta(
                 position=position,
                 ids=share.token_ids[at * ID_BYTES : end * ID_BYTES],
                 logprobs=share.logprobs[at:end],

@@ -10,34 +10,21 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from radixmesh.blocks import unpack_ids
-from radixmesh.errors import InvalidRequest, MeshError
+from radixmesh.errors import InvalidRequest
 from radixmesh.models import resolve
-from worker.front.ask import GroupInfo, to_add
-from worker.library.host import Host
+from worker.front.ask import GroupInfo
 from worker.library.options import make_settings
-from worker.library.prompts import Prompt, Read, read_prompts, sampling_of
-from worker.library.run import News, Output, Piece, Run, finish_reason
-from worker.library.sampling import SamplingParams, to_samplings
+from worker.library.prompts import Options, Prompt, make_runs
+from worker.library.run import Delta, Output, Piece, Run, finish_reason
+from worker.library.sampling import SamplingParams
 from worker.library.text import Text
-from worker.request import GOES_ON, Sampling
+from worker.library.thread import GroupThread
+from worker.request import GOES_ON
 
 _T = TypeVar("_T")
-_NO_SAMPLING = Sampling(seed=0)
-
-
-class Options(TypedDict, total=False):
-    """What else a call may say of its prompts.
-
-    `cache_salt`: only prompts with the same salt share cache. `priority`: higher goes first.
-    `decode`: whether outputs get text; by default those of prompts that are text.
-    """
-
-    cache_salt: str
-    priority: int
-    decode: bool
 
 
 class Engine:
@@ -84,11 +71,11 @@ class Engine:
         )
         model_dir = resolve(self._settings.model)
         self._text = Text(model_dir)
-        self._host = Host(self._settings, model_dir)
+        self._thread = GroupThread(self._settings, model_dir)
         # Runs when the engine is collected, and at the exit of the interpreter.
-        self._close = weakref.finalize(self, self._host.close)
+        self._close = weakref.finalize(self, self._thread.close)
         try:
-            self._host.start()
+            self._thread.start()
         except BaseException:
             self.close()
             raise
@@ -107,13 +94,13 @@ class Engine:
 
     def close(self) -> None:
         """End what runs, and the ranks. Does nothing when called again."""
-        self._host.close()
+        self._thread.close()
         self._close.detach()
 
     @property
     def info(self) -> GroupInfo:
         """What the group is: its limits, its vocabulary, its weight version."""
-        return self._host.info
+        return self._thread.info
 
     @property
     def tokenizer(self) -> Any:
@@ -202,17 +189,17 @@ class Engine:
             InvalidRequest: `n` is not 1.
             MeshError: The prompt failed, or the engine is closed.
         """
-        news: asyncio.Queue[News | Run] = asyncio.Queue()
-        put = _crossing(asyncio.get_running_loop(), news.put_nowait)
+        told: asyncio.Queue[Delta | Run] = asyncio.Queue()
+        put = _crossing(asyncio.get_running_loop(), told.put_nowait)
         runs = await asyncio.to_thread(self._runs, [prompt], sampling, put, options)
         if len(runs) != 1:
             raise InvalidRequest("a stream has one output", field="n")
         [run] = runs
-        run.on_news = put
+        run.on_delta = put
         wanted = options.get("decode", run.is_text)
         text = await asyncio.to_thread(self._text.stream) if wanted else None
         with self._under_way(runs):
-            while isinstance(item := await news.get(), News):
+            while isinstance(item := await told.get(), Delta):
                 last = item.finish != GOES_ON
                 ids = unpack_ids(item.ids).tolist()
                 yield Piece(
@@ -235,7 +222,7 @@ class Engine:
             GroupLost: A replica died meanwhile.
             Draining: The engine is closed.
         """
-        return self._host.call(lambda group: group.flush())
+        return self._thread.call(lambda group: group.flush())
 
     def pause(self) -> None:
         """Have nothing computed until `resume`. What runs keeps its place, what comes waits.
@@ -245,7 +232,7 @@ class Engine:
         Raises:
             Draining: The engine is closed.
         """
-        self._host.call(lambda group: group.pause())
+        self._thread.call(lambda group: group.pause())
 
     def resume(self) -> None:
         """Go on after `pause`.
@@ -253,7 +240,7 @@ class Engine:
         Raises:
             Draining: The engine is closed.
         """
-        self._host.call(lambda group: group.resume())
+        self._thread.call(lambda group: group.resume())
 
     def update_weights(self, folder: str | os.PathLike[str], version: str) -> None:
         """Compute with the weights of another directory of the same model from now on.
@@ -271,18 +258,9 @@ class Engine:
         path = Path(folder).absolute()
         if not path.is_dir():
             raise InvalidRequest(f"there is no directory {path}", field="folder")
-        self._host.call(lambda group: group.update_weights(str(path), version))
+        self._thread.call(lambda group: group.update_weights(str(path), version))
 
     # Within.
-
-    @contextmanager
-    def _under_way(self, runs: Sequence[Run]) -> Iterator[None]:
-        self._host.begin(runs)
-        try:
-            yield
-        finally:
-            if not all(run.over for run in runs):
-                self._host.cancel(runs)
 
     def _runs(
         self,
@@ -291,47 +269,16 @@ class Engine:
         put: Callable[[Any], None],
         options: Options,
     ) -> list[Run]:
-        reads = read_prompts(prompts, self._text)
-        runs: list[Run] = []
-        for at, params in enumerate(sampling_of(sampling, len(reads))):
-            samplings, error = self._samplings(reads[at], params)
-            choices: list[Run] = []
-            for each in samplings:
-                run = Run(
-                    slot=len(runs),
-                    prompt_index=at,
-                    prompt=reads[at].ids,
-                    sampling=each,
-                    is_text=reads[at].is_text,
-                    cache_salt=options.get("cache_salt", ""),
-                    priority=options.get("priority", 0),
-                    on_end=put,
-                    first=choices[0] if choices else None,
-                    error=error,
-                )
-                choices.append(run)
-                runs.append(run)
-            self._check(choices)
-        return runs
+        return make_runs(prompts, sampling, options, text=self._text, info=self.info, on_end=put)
 
-    def _samplings(
-        self, read: Read, params: SamplingParams
-    ) -> tuple[list[Sampling], MeshError | None]:
-        if read.error is not None:
-            return [_NO_SAMPLING], read.error
+    @contextmanager
+    def _under_way(self, runs: Sequence[Run]) -> Iterator[None]:
+        self._thread.begin(runs)
         try:
-            return to_samplings(params, room=self.info.max_model_len - read.length), None
-        except MeshError as error:
-            return [_NO_SAMPLING], error
-
-    def _check(self, choices: Sequence[Run]) -> None:
-        # As the group does, but before anything else is computed.
-        if choices[0].error is None:
-            try:
-                to_add(choices[0].ask(), self.info, request_id=0)
-            except MeshError as error:
-                for run in choices:
-                    run.error = error
+            yield
+        finally:
+            if not all(run.over for run in runs):
+                self._thread.cancel(runs)
 
     def _output(self, run: Run, options: Options, *, raise_errors: bool) -> Output:
         if raise_errors and run.error is not None:

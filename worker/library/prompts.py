@@ -1,39 +1,93 @@
-"""Prompts and sampling as users give them -> runs. Knows text; knows no group and no thread."""
+"""Prompts and sampling as users give them -> runs. Knows text; knows no replica and no thread."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypedDict
 
 from radixmesh.blocks import ID_BYTES, pack_ids
 from radixmesh.errors import InvalidRequest, MeshError
-from worker.library.sampling import SamplingParams
+from worker.front.ask import GroupInfo, to_add
+from worker.library.run import Run
+from worker.library.sampling import SamplingParams, to_samplings
 from worker.library.text import Text
+from worker.request import Sampling
+
+_NO_SAMPLING: Final = Sampling(seed=0)
 
 # Text, or ids: a list, an array, or anything else that gives whole numbers, numpy's included.
 Prompt = str | Iterable[int]
 
 
+class Options(TypedDict, total=False):
+    """What else a call may say of its prompts.
+
+    `cache_salt`: only prompts with the same salt share cache. `priority`: higher goes first.
+    `decode`: whether outputs get text; by default those of prompts that are text.
+    """
+
+    cache_salt: str
+    priority: int
+    decode: bool
+
+
+def make_runs(
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    options: Options,
+    *,
+    text: Text,
+    info: GroupInfo,
+    on_end: Callable[[Run], None],
+) -> list[Run]:
+    """Return a run for each choice of each prompt, in order; a bad one holds its error.
+
+    Args:
+        prompts: What to go on from.
+        sampling: For all prompts, or one for each.
+        options: Of all prompts.
+        text: Reads those that are text.
+        info: Of the group that will take them.
+        on_end: Told the end of each.
+
+    Raises:
+        InvalidRequest: Arguments do not fit each other, or there is no tokenizer for texts.
+    """
+    reads = _read_all(prompts, text)
+    runs: list[Run] = []
+    for at, (read, params) in enumerate(
+        zip(reads, _one_for_each(sampling, len(reads)), strict=True)
+    ):
+        samplings, error = _samplings(read, params, info)
+        choices: list[Run] = []
+        for each in samplings:
+            run = Run(
+                slot=len(runs) + len(choices),
+                prompt_index=at,
+                prompt=read.ids,
+                sampling=each,
+                is_text=read.is_text,
+                cache_salt=options.get("cache_salt", ""),
+                priority=options.get("priority", 0),
+                on_end=on_end,
+                first=choices[0] if choices else None,
+                error=error,
+            )
+            choices.append(run)
+        _check(choices, info)
+        runs += choices
+    return runs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class _Read:
     """A prompt as ids (little-endian uint32), or why it has none."""
 
     ids: bytes = b""
     is_text: bool = False
     error: MeshError | None = None
 
-    @property
-    def length(self) -> int:
-        """How many ids it has."""
-        return len(self.ids) // ID_BYTES
 
-
-def read_prompts(prompts: Sequence[Prompt], text: Text) -> list[Read]:
-    """Turn prompts into ids; one that can't be read says so by itself.
-
-    Raises:
-        InvalidRequest: `prompts` is one text and not a sequence of prompts, or the model
-            directory has no tokenizer for texts.
-    """
+def _read_all(prompts: Sequence[Prompt], text: Text) -> list[_Read]:
     if isinstance(prompts, str | bytes):
         raise InvalidRequest("a list of prompts is expected; for one, give [prompt]")
     texts = [at for at, prompt in enumerate(prompts) if isinstance(prompt, str)]
@@ -45,28 +99,23 @@ def read_prompts(prompts: Sequence[Prompt], text: Text) -> list[Read]:
     ]
 
 
-def _read(ids: Any, *, is_text: bool) -> Read:
+def _read(ids: Any, *, is_text: bool) -> _Read:
     if isinstance(ids, MeshError):
-        return Read(is_text=is_text, error=ids)
+        return _Read(is_text=is_text, error=ids)
     if isinstance(ids, bytes | bytearray):
-        return Read(error=InvalidRequest("a prompt is a text or ids, not bytes", field="prompts"))
+        return _Read(error=InvalidRequest("a prompt is a text or ids, not bytes", field="prompts"))
     try:
         # numpy and torch give their numbers much faster at once than one by one.
         numbers = ids.tolist() if hasattr(ids, "tolist") else ids
-        return Read(ids=pack_ids(numbers), is_text=is_text)
+        return _Read(ids=pack_ids(numbers), is_text=is_text)
     except (TypeError, ValueError, OverflowError) as fault:
         error = InvalidRequest(f"a prompt is a text or ids: {fault}", field="prompts")
-        return Read(is_text=is_text, error=error)
+        return _Read(is_text=is_text, error=error)
 
 
-def sampling_of(
+def _one_for_each(
     sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
-    """Return one sampling for each prompt.
-
-    Raises:
-        InvalidRequest: There are not as many as prompts.
-    """
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * count
     if len(sampling) != count:
@@ -74,3 +123,25 @@ def sampling_of(
             f"{len(sampling)} sampling parameters for {count} prompts", field="sampling"
         )
     return sampling
+
+
+def _samplings(
+    read: _Read, params: SamplingParams, info: GroupInfo
+) -> tuple[list[Sampling], MeshError | None]:
+    if read.error is not None:
+        return [_NO_SAMPLING], read.error
+    try:
+        room = info.max_model_len - len(read.ids) // ID_BYTES
+        return to_samplings(params, room=room), None
+    except MeshError as error:
+        return [_NO_SAMPLING], error
+
+
+def _check(choices: Sequence[Run], info: GroupInfo) -> None:
+    # As the group does, but before anything else is computed.
+    if choices[0].error is None:
+        try:
+            to_add(choices[0].ask(), info, request_id=0)
+        except MeshError as error:
+            for run in choices:
+                run.error = error

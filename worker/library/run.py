@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from radixmesh.blocks import pack_ids, unpack_ids
+from radixmesh.blocks import ID_BYTES, pack_ids, unpack_ids
 from radixmesh.errors import MeshError
 from worker.front.ask import Ask
 from worker.front.jobs import Job
@@ -75,7 +75,7 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class News:
+class Delta:
     """What one step said of one run. `logprobs` and `tops` mean nothing where not asked for."""
 
     position: int
@@ -95,7 +95,7 @@ class Run:
         prompt: Prompt ids, little-endian uint32.
         first: The first choice of the same prompt, or itself; choices share its replica.
         on_end: Told once, when `finish` or `error` is set.
-        on_news: Told of every step.
+        on_delta: Told of every step.
         losses: How often in a row it was lost without a new id.
     """
 
@@ -107,7 +107,7 @@ class Run:
     cache_salt: str
     priority: int
     on_end: Callable[["Run"], None]
-    on_news: Callable[[News], None] | None = None
+    on_delta: Callable[[Delta], None] | None = None
     first: "Run | None" = None
     job: Job | None = None
     ids: "array[int]" = field(default_factory=lambda: array("I"))
@@ -143,27 +143,27 @@ class Run:
             dp_rank=dp_rank,
         )
 
-    def take(self, news: News) -> None:
+    def take(self, delta: Delta) -> None:
         """Take what a step said.
 
         Raises:
             ValueError: An id is missing or doubled.
         """
-        if news.position != len(self.ids):
-            raise ValueError(f"ids at {news.position} came when {len(self.ids)} was next")
-        self.ids.extend(unpack_ids(news.ids))
+        if delta.position != len(self.ids):
+            raise ValueError(f"ids at {delta.position} came when {len(self.ids)} was next")
+        self.ids.extend(unpack_ids(delta.ids))
         if self.sampling.logprobs:
-            self.logprobs.extend(news.logprobs)
+            self.logprobs.extend(delta.logprobs)
         if self.sampling.top_logprobs:
-            self.tops.extend(news.tops)
-        self.finish = news.finish
-        self.weight_version = news.weight_version
-        if self.on_news is not None:
-            self.on_news(news)
+            self.tops.extend(delta.tops)
+        self.finish = delta.finish
+        self.weight_version = delta.weight_version
+        if self.on_delta is not None:
+            self.on_delta(delta)
 
     def take_scores(self, position: int, logprobs: Sequence[float], tops: Sequence[Top]) -> None:
         """Take logprobs of the prompt from a position on; after a loss they come once more."""
-        length = len(self.prompt) // 4
+        length = len(self.prompt) // ID_BYTES
         if not self.prompt_logprobs:
             self.prompt_logprobs = [math.nan] * length
         self.prompt_logprobs[position : position + len(logprobs)] = logprobs

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _CLOSED: Final = "the engine is closed"
 
 
-class Host:
+class GroupThread:
     """A group on an event loop of its own. `launch` as of `assembly.running`."""
 
     def __init__(
