@@ -170,7 +170,9 @@ class Staged:
         self._earlier = drawn[:-1]
         self.info = engine.info
         self.reserve = engine.reserve
-        self.update_weights = engine.update_weights
+        self.read_weights = engine.read_weights
+        self.use_weights = engine.use_weights
+        self.drop_weights = engine.drop_weights
         self.close = engine.close
 
     def launch(self, plan: StepPlan) -> None:

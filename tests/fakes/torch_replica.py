@@ -71,11 +71,25 @@ class TorchReplica:
         assert all(repr(other) == repr(first) for other in others)
         return first
 
-    def update_weights(self, folder: Path) -> None:
+    def read_weights(self, folder: Path) -> None:
         errors = self._all(lambda engine: _refusal(engine, folder))
-        assert len({type(error) for error in errors}) == 1, errors
-        if errors[0] is not None:
-            raise errors[0]
+        if refusals := [error for error in errors if error is not None]:
+            raise refusals[0]
+
+    def use_weights(self) -> None:
+        self._all(lambda engine: engine.use_weights())
+
+    def drop_weights(self) -> None:
+        self._all(lambda engine: engine.drop_weights())
+
+    def update_weights(self, folder: Path) -> None:
+        """As the ranks do: all change, or none."""
+        try:
+            self.read_weights(folder)
+        except MeshError:
+            self.drop_weights()
+            raise
+        self.use_weights()
 
     def close(self) -> None:
         self._all(lambda engine: engine.close())
@@ -94,7 +108,7 @@ class TorchReplica:
 
 def _refusal(engine: TorchEngine, folder: Path) -> MeshError | None:
     try:
-        engine.update_weights(folder)
+        engine.read_weights(folder)
     except MeshError as error:
         return error
     return None

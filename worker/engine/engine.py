@@ -124,12 +124,23 @@ class Engine(Protocol):
         """
         ...
 
-    def update_weights(self, folder: Path) -> None:
-        """Compute with other weights from now on; no step is under way.
+    def read_weights(self, folder: Path) -> None:
+        """Read other weights and hold them beside those in use; may take minutes.
+
+        No step is under way. `use_weights` or `drop_weights` follows, as all ranks agreed;
+        where this raises, `drop_weights` does.
 
         Raises:
-            InvalidRequest: They don't fit this model; nothing has changed, on any rank.
+            InvalidRequest, NotSupported: They can't be read, or don't fit this model.
         """
+        ...
+
+    def use_weights(self) -> None:
+        """Compute with what `read_weights` read from now on."""
+        ...
+
+    def drop_weights(self) -> None:
+        """Forget what `read_weights` read: another rank could not."""
         ...
 
     def close(self) -> None:

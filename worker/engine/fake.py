@@ -58,6 +58,8 @@ class FakeEngine:
         self._faults = faults
         self._states = array("Q")
         self._results: deque[StepResult] = deque()
+        self._read: Sequence[int] = ()  # the vocabulary of weights that are not used yet
+        self._readings = 0
 
     def __repr__(self) -> str:
         return f"<FakeEngine {self._info}>"
@@ -99,19 +101,30 @@ class FakeEngine:
         """Return the oldest result."""
         return self._results.popleft()
 
-    def update_weights(self, folder: Path) -> None:
+    def read_weights(self, folder: Path) -> None:
         """Other weights draw other ids: the vocabulary is turned by the directory's name.
 
         Raises:
-            InvalidRequest: There is no model in the directory, or one of another size.
+            InvalidRequest: There is no model in the directory, or one of another size; or
+                a fault wants it so.
         """
+        self._break_reading(folder)
         vocabulary = Vocabulary.read(folder)
         if vocabulary.size != self._info.vocab_size:
             raise InvalidRequest(
                 f"{folder} has {vocabulary.size} ids, expected {self._info.vocab_size}"
             )
         turn = xxhash.xxh3_64_intdigest(folder.name.encode()) % len(vocabulary.ordinary)
-        self._learn(vocabulary.ordinary[turn:] + vocabulary.ordinary[:turn])
+        self._read = vocabulary.ordinary[turn:] + vocabulary.ordinary[:turn]
+
+    def use_weights(self) -> None:
+        """Draw from what was read."""
+        self._learn(self._read)
+        self._read = ()
+
+    def drop_weights(self) -> None:
+        """Forget what was read."""
+        self._read = ()
 
     def _learn(self, ordinary: Sequence[int]) -> None:
         self._ordinary = ordinary
@@ -188,3 +201,11 @@ class FakeEngine:
             raise RuntimeError("a scripted fault")
         while "hang" in due:
             time.sleep(3600)
+
+    def _break_reading(self, folder: Path) -> None:
+        self._readings += 1
+        for fault in self._faults:
+            if fault.kind == "delay":
+                time.sleep(fault.number / 1000)
+            elif fault.kind == "refuse" and fault.number == self._readings:
+                raise InvalidRequest(f"a scripted fault: {folder} can't be read")

@@ -9,6 +9,9 @@ step never ends), `raise` (the engine raises), `desync` (this rank draws other
 ids than its peers). Conditions: `step=N` (the first step from N on that computes
 something), `prompt-contains=ID` (a row with this id).
 
+Kinds that happen when weights are read: `refuse@weights=N` (the N-th time, counted from
+1, they can't be) and `delay@weights=MS` (each time takes so many milliseconds more).
+
 Kinds that happen to this rank's copy of what rank (0, 0) tells: `drop`, `alter`,
 `reorder` (the N-th request of the replica is missing, has another id at its end, or
 stands where the one after it should) with the condition `request=N`, counted from 1,
@@ -25,9 +28,15 @@ from worker.config import RankConfig
 from worker.engine.engine import StepPlan
 
 RECORD_KINDS: Final = frozenset(("drop", "alter", "reorder", "skip"))
+_ON: Final = {
+    **dict.fromkeys(("drop", "alter", "reorder"), "request"),
+    **dict.fromkeys(("refuse", "delay"), "weights"),
+    "skip": "step",
+}
 _SYNTAX: Final = re.compile(
     r"((?P<engine>exit|hang|raise|desync)@(?P<on>step|prompt-contains)="
-    r"|(?P<record>drop|alter|reorder)@request=|(?P<skip>skip)@step=)(?P<number>\d+)"
+    r"|(?P<record>drop|alter|reorder)@request=|(?P<skip>skip)@step="
+    r"|(?P<reading>refuse|delay)@weights=)(?P<number>\d+)"
     r"(?P<ranks>(:(dp|pp|tp)=\d+)*)"
 )
 
@@ -44,7 +53,7 @@ class Fault:
         """Whether this plan provokes it."""
         if self.on == "step":
             return plan.step >= self.number
-        return any(self.number in row.ids for row in plan.rows)
+        return self.on == "prompt-contains" and any(self.number in row.ids for row in plan.rows)
 
 
 def parse_faults(scripts: Iterable[str], config: RankConfig) -> list[Fault]:
@@ -61,12 +70,12 @@ def parse_faults(scripts: Iterable[str], config: RankConfig) -> list[Fault]:
             raise InvalidRequest(
                 f"--fake-faults: {script!r} is not kind@step=N or kind@prompt-contains=ID with "
                 "kind one of exit, hang, raise, desync; nor skip@step=N; nor kind@request=N "
-                "with kind one of drop, alter, reorder",
+                "with kind one of drop, alter, reorder; nor refuse@weights=N or delay@weights=MS",
                 field="fake_faults",
             )
         wanted = [part.split("=") for part in match["ranks"].split(":") if part]
         if all(here[name] == int(number) for name, number in wanted):
-            kind = match["engine"] or match["record"] or match["skip"]
-            on = match["on"] or ("request" if match["record"] else "step")
+            kind = match["engine"] or match["record"] or match["skip"] or match["reading"]
+            on = match["on"] or _ON[kind]
             faults.append(Fault(kind, on, int(match["number"])))
     return faults

@@ -48,9 +48,17 @@ class Overlapped:
             raise result
         return result
 
-    def update_weights(self, folder: Path) -> None:
-        """Compute with other weights; no step is under way. Raises InvalidRequest."""
-        self._engine.update_weights(folder)
+    def read_weights(self, folder: Path) -> None:
+        """Read other weights; no step is under way. Raises InvalidRequest or NotSupported."""
+        self._engine.read_weights(folder)
+
+    def use_weights(self) -> None:
+        """Compute with what was read."""
+        self._engine.use_weights()
+
+    def drop_weights(self) -> None:
+        """Forget what was read."""
+        self._engine.drop_weights()
 
     def close(self) -> None:
         """Finish what was launched, then free all."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from radixmesh.errors import InvalidRequest, NotSupported
 from worker.config import RankConfig
-from worker.engine.agreement import all_can
 from worker.engine.attention import ATTENTION, KvPool, KvProbe, KvShape, PagedStep, register
 from worker.engine.drawing import decode, draw_step, encode
 from worker.engine.engine import EngineInfo, Row, StepPlan, StepResult, run_step
@@ -58,6 +57,7 @@ class TorchEngine:
         self._group = group
         self._stages = stages
         self._results: deque[StepResult] = deque()
+        self._update: dict[str, Tensor] = {}  # read, and not used yet
         connect(model.module, group)
 
     @classmethod
@@ -153,18 +153,22 @@ class TorchEngine:
         """
         return self._results.popleft() if self._model.draws else decode(self._stages.result())
 
-    def update_weights(self, folder: Path) -> None:
-        """Read this rank's part of other weights; take them when every rank could."""
-        refusal = None
-        try:
-            tensors = read_update(self._model, folder)
-        except (InvalidRequest, NotSupported) as error:
-            refusal = error
-        if not all_can(refusal is None, self._group, self._stages, self._like):
-            raise InvalidRequest(
-                refusal.message if refusal else f"another rank cannot take the weights of {folder}"
-            )
-        apply_update(self._model, tensors)
+    def read_weights(self, folder: Path) -> None:
+        """Read this rank's part of other weights; nothing is exchanged with other ranks.
+
+        Raises:
+            InvalidRequest, NotSupported: They can't be read, or don't fit this model.
+        """
+        self._update = read_update(self._model, folder)
+
+    def use_weights(self) -> None:
+        """Copy what was read into the model."""
+        apply_update(self._model, self._update)
+        self._update = {}
+
+    def drop_weights(self) -> None:
+        """Free what was read."""
+        self._update = {}
 
     def logits(self, rows: tuple[Row, ...]) -> Tensor:
         """Compute rows; return [positions to keep, this rank's vocabulary] in the model's dtype.
@@ -193,11 +197,6 @@ class TorchEngine:
             greedy = Sampling(seed=0, temperature=0.0)
             decode_row = Row(0, ids[:1], count, table, True, 1, greedy)
             run_step(self, StepPlan(0, (decode_row,)))
-
-    @property
-    def _like(self) -> Tensor:
-        """A tensor of the dtype and on the device in which activations travel."""
-        return torch.empty(0, dtype=self._model.dtype, device=self._model.device)
 
     def _compute(self, plan: StepPlan) -> Tensor:
         batch = make_batch(

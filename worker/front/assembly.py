@@ -107,6 +107,7 @@ def group_plan(settings: WorkerSettings, fingerprint: str) -> GroupPlan:
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
             give_up_s=settings.step_timeout_s + WATCHDOG_SLACK_S,
+            reading_s=settings.startup_timeout_s,
         ),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from radixmesh.errors import BY_REASON, InternalError, MeshError
 from worker.front.replica import Replica
-from worker.request import Answer, Control
+from worker.request import Answer, Control, Weights
 
 # Makes a control that is answered under a token.
 Make = Callable[[int], Control]
@@ -16,6 +16,7 @@ Make = Callable[[int], Control]
 @dataclass(frozen=True, slots=True)
 class _Order:
     replica: Replica
+    control: Control
     answer: asyncio.Future[int]
     then: Callable[[], None]
 
@@ -43,10 +44,18 @@ class Controls:
             QueueFull: It does not read.
         """
         token = next(self._tokens)
-        replica.tell(make(token))
+        control = make(token)
+        replica.tell(control)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._open[token] = _Order(replica, future, then)
+        self._open[token] = _Order(replica, control, future, then)
         return future
+
+    def reads_weights(self, replica: Replica) -> bool:
+        """Whether the replica was told to read weights and has not answered, so says nothing."""
+        return any(
+            order.replica is replica and isinstance(order.control, Weights)
+            for order in self._open.values()
+        )
 
     def answer(self, answer: Answer) -> None:
         """A replica answered; a token that nobody waits for is ignored."""

@@ -3,6 +3,8 @@
 The answer comes once every rank has planned the step that brought the question, so it
 proves the whole replica, busy or idle; what else a replica says proves nothing here. A
 replica that leaves it unanswered gets no new work, and after some more time is given up.
+One that reads new weights answers nothing meanwhile, and is not asked; that has a limit of
+its own.
 Knows replicas and times; no sockets.
 """
 
@@ -32,11 +34,14 @@ class ProbePace:
         interval_s: From one question to the next.
         timeout_s: A replica that leaves one unanswered for so long gets no new work.
         give_up_s: After so long it is started anew.
+        reading_s: One that reads new weights can answer nothing. After so long it is
+            started anew.
     """
 
     interval_s: float
     timeout_s: float
     give_up_s: float
+    reading_s: float
 
     @property
     def tick_s(self) -> float:
@@ -51,6 +56,7 @@ class _Watch:
     due_at: float
     waits: bool = False
     unanswered_s: float = 0.0
+    reading_s: float = 0.0
 
 
 class Probes:
@@ -88,11 +94,20 @@ class Probes:
             watch = self._watches.get(replica)
             if watch is None:
                 watch = self._watches[replica] = _Watch(due_at=now)
+            if self._controls.reads_weights(replica):
+                watch.reading_s += passed_s
+                self._judge_reading(replica, watch.reading_s)
+                continue
+            watch.reading_s = 0.0
             if watch.waits:
                 watch.unanswered_s += passed_s
                 self._judge(replica, watch.unanswered_s)
             elif now >= watch.due_at:
                 self._ask(replica, watch, now)
+
+    def _judge_reading(self, replica: Replica, reading_s: float) -> None:
+        if reading_s > self.pace.reading_s:
+            replica.give_up(GroupLost(f"the replica has read new weights for {reading_s:.0f} s"))
 
     def _judge(self, replica: Replica, unanswered_s: float) -> None:
         if unanswered_s > self.pace.give_up_s:

@@ -20,8 +20,10 @@ class Root(Protocol):
     def hellos(self) -> Sequence[bytes]:
         """Wait for every other rank's next word, by rank number. Loading may take minutes.
 
+        All marks must have been read.
+
         Raises:
-            PeerLost: A rank ended before it was ready.
+            PeerLost: A rank ended before it said one.
         """
         ...
 
@@ -54,7 +56,7 @@ class Leaf(Protocol):
     """Any other rank's end."""
 
     def hello(self, word: bytes) -> None:
-        """Say a word to rank (0, 0), before the first record.
+        """Say a word to rank (0, 0), before the first record or when all marks were read.
 
         Raises:
             PeerLost: Rank (0, 0) is gone.

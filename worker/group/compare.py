@@ -3,7 +3,7 @@
 Ranks of the own stage are compared before a step is launched. Those of later stages are
 still busy with earlier steps then; they are compared before the step's result is awaited.
 All results before it are there, so those stages have nothing else to do: their marks come
-within the time of a peer, however long a step takes. Holds the last plans, for the log.
+within the time of a peer, however long a step takes.
 """
 
 import logging
@@ -13,32 +13,14 @@ from contextlib import suppress
 from typing import Final
 
 from radixmesh.errors import RankDesync
-from worker.engine.engine import StepPlan
 from worker.group.carrier import PeerLost, Root
+from worker.group.plans import Plans
 from worker.group.topology import Topology
 
 logger = logging.getLogger(__name__)
 
 # For a mark that is here if it ever comes.
 _HERE_S: Final = 0.05
-
-
-class Plans:
-    """The last plans of a rank with the digest after each, for the log of its end."""
-
-    def __init__(self, kept: int) -> None:
-        self._last: deque[tuple[StepPlan, int]] = deque(maxlen=kept)
-
-    def __str__(self) -> str:
-        """Oldest first: step, digest, and (request, start, ids) of each row."""
-        return "; ".join(
-            f"{plan.step} {digest:016x} {[(r.request_id, r.start, len(r.ids)) for r in plan.rows]}"
-            for plan, digest in self._last
-        )
-
-    def add(self, plan: StepPlan, digest: int) -> None:
-        """Keep a plan; the oldest is forgotten."""
-        self._last.append((plan, digest))
 
 
 class Comparison:
@@ -78,6 +60,11 @@ class Comparison:
         while self._open and (idle or len(self._open) > self._lag):
             self._open.popleft()
             self._compare(self._later)
+
+    def now(self, step: int, own: int) -> None:
+        """Compare a mark that all ranks give when nothing is under way. Raises as above."""
+        self.before_launch(step, own)
+        self.after_turn(idle=True)
 
     def explain(self) -> None:
         """Read the marks that are there already, after a rank was lost.

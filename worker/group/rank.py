@@ -14,15 +14,17 @@ from typing import NoReturn
 
 import msgspec
 
+from radixmesh.errors import RankDesync
 from worker.engine.engine import StepPlan
 from worker.group.carrier import Leaf, PeerLost, Root
-from worker.group.compare import Comparison, Plans
+from worker.group.compare import Comparison
 from worker.group.mailbox import Mailbox
 from worker.group.record import StepRecord, decode_record, encode_record
 from worker.group.topology import Topology
 from worker.group.turn import Turns
+from worker.group.verdict import abide, decide
 from worker.group.watchdog import Watchdog
-from worker.request import Inbound, LoadReport, StepOutput
+from worker.request import Answer, Inbound, LoadReport, StepOutput
 from worker.schedule.output import says_something
 from worker.schedule.rates import Rates
 
@@ -65,9 +67,9 @@ class Leader:
         self._launched_us: deque[tuple[int, int]] = deque()
         self._free_us = 0
         self._reported: LoadReport | None = None
-        self._plans = Plans(shape.pp + 1)
-        self._comparison = Comparison(root, self._plans, shape)
+        self._comparison = Comparison(root, turns.plans, shape)
         turns.before_commit = self._comparison.before_commit
+        turns.together = self._together
 
     def run(self) -> NoReturn:
         """Turn until the front or a follower is gone.
@@ -82,7 +84,7 @@ class Leader:
                 self.step()
         except PeerLost:
             # Here is this rank's side; the other's is in the log too, if it still could.
-            logger.info("planned last", extra={"plans": str(self._plans)})
+            logger.info("planned last", extra={"plans": str(self._turns.plans)})
             raise
 
     def step(self) -> None:
@@ -106,7 +108,6 @@ class Leader:
         )
         self._root.broadcast(encode_record(record))
         plan = self._turns.begin(record)
-        self._plans.add(plan, self._turns.digest)
         self._comparison.before_launch(plan.step, self._turns.digest)
         if plan.rows:
             self._launched_us.append((plan.step, self._clock()))
@@ -115,6 +116,12 @@ class Leader:
         for committed in self._turns.committed:
             self._learn(committed)
         return output
+
+    def _together(self, attempt: Callable[[], Answer]) -> Answer:
+        # Before it, so that a rank that is told otherwise is found before minutes are spent.
+        self._comparison.now(self._turns.step, self._turns.digest)
+        with self._watchdog.paused():
+            return decide(self._root, attempt())
 
     def _learn(self, plan: StepPlan) -> None:
         # A step that was under way together with the one before it has had the engine to
@@ -152,7 +159,7 @@ class Follower:
         self._leaf = leaf
         self._watchdog = watchdog
         self._tamper = tamper
-        self._plans = Plans(turns.depth + 2)
+        turns.together = self._together
 
     def run(self) -> NoReturn:
         """Turn until rank (0, 0) is gone.
@@ -166,7 +173,7 @@ class Follower:
                 self.step()
         finally:
             # Rank (0, 0) may have ended because the two differ: here is this rank's side.
-            logger.info("planned last", extra={"plans": str(self._plans)})
+            logger.info("planned last", extra={"plans": str(self._turns.plans)})
 
     def step(self) -> StepOutput:
         """One turn; blocks until there is a record."""
@@ -176,8 +183,14 @@ class Follower:
         with self._watchdog.step():
             try:
                 plan = self._turns.begin(record)
-                self._plans.add(plan, self._turns.digest)
-            finally:
-                # Also when this rank refuses: its mark tells rank (0, 0) that they differ.
+            except RankDesync:
+                # Its mark tells rank (0, 0) that they differ.
                 self._leaf.mark(self._turns.digest)
+                raise
+            self._leaf.mark(self._turns.digest)
             return self._turns.complete(plan)
+
+    def _together(self, attempt: Callable[[], Answer]) -> Answer:
+        self._leaf.mark(self._turns.digest)
+        with self._watchdog.paused():
+            return abide(self._leaf, attempt())

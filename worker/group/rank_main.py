@@ -59,9 +59,9 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
         ready = _ready(config, engine, began)
         mailbox.send(ready)
         _log_ready(place, ready)
-        watchdog = Watchdog(config.step_timeout_s)
-        watchdog.start()
         turns = _turns(config, engine)
+        watchdog = Watchdog(config.step_timeout_s, state=turns)
+        watchdog.start()
         shape = Topology(pp=config.pp, tp=config.tp)
         Leader(turns, root, mailbox, watchdog, shape=shape).run()
     except FrontGone:
@@ -87,9 +87,10 @@ def _follow(config: RankConfig, place: Place, began: float) -> int:
         ready = _ready(config, engine, began)
         leaf.hello(msgspec.msgpack.encode(ready))
         _log_ready(place, ready)
-        watchdog = Watchdog(config.step_timeout_s)
+        turns = _turns(config, engine)
+        watchdog = Watchdog(config.step_timeout_s, state=turns)
         watchdog.start()
-        Follower(_turns(config, engine), leaf, watchdog, tamper=make_tamper(config)).run()
+        Follower(turns, leaf, watchdog, tamper=make_tamper(config)).run()
     except PeerLost as error:
         logger.info("rank ends", extra={"place": place, "reason": error.message})
         return 0

@@ -9,15 +9,18 @@ and compare the digests between planning and launching.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from radixmesh.errors import InvalidRequest, RankDesync
+from radixmesh.errors import InvalidRequest, NotSupported, RankDesync
 from worker.config import RankConfig
 from worker.engine.engine import Engine, StepPlan
 from worker.group.digest import PlanDigest
+from worker.group.plans import Plans
 from worker.group.record import StepRecord
+from worker.group.verdict import Together, alone
 from worker.kvcache.radix import PrefixCache
 from worker.request import Answer, StepOutput, Weights
 from worker.schedule.limits import Limits
@@ -47,12 +50,15 @@ class Turns:
         # Told the number of the step that is to be committed, before its result is awaited:
         # from a stage that planned something else none would ever come.
         self.before_commit: Callable[[int], None] = lambda _: None
+        # What one rank can't do, none does; the loops of `rank.py` ask the others.
+        self.together: Together = alone
         # The steps that this turn has committed; rank (0, 0) learns its pace from them.
         self.committed: list[StepPlan] = []
         self.step = 0
+        self.plans = Plans(depth + 2)
 
     def __repr__(self) -> str:
-        return f"<Turns step={self.step} {self._digest} {self._scheduler}>"
+        return f"<Turns step={self.step} {self._digest} {self._scheduler} planned {self.plans}>"
 
     @property
     def digest(self) -> int:
@@ -76,9 +82,10 @@ class Turns:
             raise RankDesync(f"this rank and rank 0 differ before step {record.step}")
         self.committed.clear()
         plan = self._plan(record)
-        if not self._compared:
-            return plan
-        return replace(plan, digest=self._digest.fold_plan(plan, self._cache.digest))
+        if self._compared:
+            plan = replace(plan, digest=self._digest.fold_plan(plan, self._cache.digest))
+        self.plans.add(plan, self.digest)
+        return plan
 
     def complete(self, plan: StepPlan) -> StepOutput:
         """Launch a plan, and commit the oldest step when its turn has come."""
@@ -125,14 +132,25 @@ class Turns:
         while self._under_way:
             self._commit_oldest()
         self.committed.clear()  # what follows takes long, and says nothing of their pace
-        try:
-            self._engine.update_weights(Path(weights.folder))
-        except InvalidRequest as error:
-            answer = Answer(weights.token, reason=error.reason, message=error.message)
+        verdict = self.together(partial(self._read_weights, weights))
+        if verdict.reason:
+            self._engine.drop_weights()
         else:
+            # Together too: no rank waits by a deadline for another one that still copies.
+            verdict = self.together(partial(self._use_weights, verdict))
             self._scheduler.recompute()
-            answer = Answer(weights.token)
-        self._scheduler.answer(answer)
+        self._scheduler.answer(verdict)
+
+    def _read_weights(self, weights: Weights) -> Answer:
+        try:
+            self._engine.read_weights(Path(weights.folder))
+        except (InvalidRequest, NotSupported) as error:
+            return Answer(weights.token, reason=error.reason, message=error.message)
+        return Answer(weights.token)
+
+    def _use_weights(self, verdict: Answer) -> Answer:
+        self._engine.use_weights()
+        return verdict
 
     def _commit_oldest(self) -> None:
         oldest = self._under_way.popleft()

@@ -49,8 +49,16 @@ def die_with_stacks() -> None:
 class Watchdog:
     """Watches one thread's steps."""
 
-    def __init__(self, limit_s: float, *, on_stuck: Callable[[], None] = die_with_stacks) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        state: object = None,
+        on_stuck: Callable[[], None] = die_with_stacks,
+    ) -> None:
+        """A step of more than `limit_s` seconds is stuck; `repr(state)` goes to the log then."""
         self._limit_s = limit_s
+        self._state = state
         self._on_stuck = on_stuck
         self._began: float | None = None
         self._closed = threading.Event()
@@ -73,10 +81,20 @@ class Watchdog:
         finally:
             self._began = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count this block, which is part of a step; what follows it counts anew."""
+        self._began = None
+        try:
+            yield
+        finally:
+            self._began = time.monotonic()
+
     def _watch(self) -> None:
         while not self._closed.wait(self._limit_s / 4):
             began = self._began
             if began is not None and time.monotonic() - began > self._limit_s:
-                logger.error("step is stuck", extra={"limit_s": self._limit_s})
+                extra = {"limit_s": self._limit_s, "state": repr(self._state)}
+                logger.error("step is stuck", extra=extra)
                 self._on_stuck()
                 return

@@ -69,7 +69,7 @@ def test_one_rank_that_cannot_keeps_all_from_changing(
     del weights["model.layers.2.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     replica = TorchReplica.load(old, tp=tp, pp=pp)
-    with pytest.raises(InvalidRequest, match=r"lacks weights|another rank"):
+    with pytest.raises(InvalidRequest, match="lacks weights"):
         replica.update_weights(tmp_path)
     assert output(replica) == generate(old, PROMPT, COUNT)
 

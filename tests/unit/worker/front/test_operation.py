@@ -81,7 +81,7 @@ async def running(
         max_waiting=8,
         max_batched_tokens=64,
         dispatch="tokens",
-        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60),
+        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600),
     )
     clock = asyncio.get_running_loop().time
     group = Group(plan, Meters(WorkerMetrics(CollectorRegistry())), clock)

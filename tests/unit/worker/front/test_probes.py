@@ -1,6 +1,7 @@
 """How long an answer is due: only time in which this process could have heard it counts."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -8,9 +9,9 @@ from radixmesh.errors import GroupLost, MeshError
 from worker.front.controls import Controls
 from worker.front.probes import ProbePace, Probes
 from worker.front.replica import Replica
-from worker.request import Answer, Inbound, Probe
+from worker.request import Answer, Inbound, Probe, Weights
 
-PACE = ProbePace(interval_s=5, timeout_s=15, give_up_s=60)
+PACE = ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600)
 
 
 class Scene:
@@ -123,8 +124,42 @@ async def test_the_next_life_is_judged_by_its_own_answers(scene: Scene) -> None:
     assert len(scene.sent) == 2
 
 
+def read(scene: Scene) -> asyncio.Future[int]:
+    return scene.controls.order(scene.replica, partial(Weights, folder="/next", version="2"))
+
+
+async def test_a_replica_that_reads_weights_is_not_asked_and_keeps_its_life(scene: Scene) -> None:
+    scene.pass_time(1)
+    reading = read(scene)
+    scene.pass_time(600)
+    assert not scene.silent
+    assert not scene.broken
+    probe, weights = scene.sent
+    assert isinstance(probe, Probe)
+    assert isinstance(weights, Weights)
+    # The question that came before has the rest of its time, not that of the reading.
+    scene.controls.answer(Answer(weights.token))
+    await reading
+    scene.pass_time(15)
+    assert not scene.silent
+    scene.controls.answer(Answer(probe.token))
+    await settle()
+    assert scene.heard == 1
+
+
+async def test_a_replica_that_reads_weights_for_ever_is_given_up(scene: Scene) -> None:
+    scene.pass_time(1)
+    reading = read(scene)
+    reading.cancel()  # who asked has left, the ranks read on
+    scene.pass_time(600)
+    assert not scene.broken
+    scene.pass_time(1)
+    assert isinstance(scene.broken[0], GroupLost)
+    assert "has read new weights for 601 s" in scene.broken[0].message
+
+
 @pytest.mark.parametrize("seconds", [0.02, 0.5, 5.0])
 def test_every_time_is_kept_to_a_fraction_of_itself(seconds: float) -> None:
-    pace = ProbePace(interval_s=seconds, timeout_s=seconds, give_up_s=seconds)
+    pace = ProbePace(interval_s=seconds, timeout_s=seconds, give_up_s=seconds, reading_s=seconds)
     assert pace.tick_s <= max(seconds / 2, 1.0)
     assert pace.tick_s <= 1.0

@@ -31,7 +31,7 @@ def group(dp: int = 1) -> Group:
         max_waiting=8,
         max_batched_tokens=64,
         dispatch="tokens",
-        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60),
+        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600),
     )
     clock = asyncio.get_running_loop().time
     return Group(plan, Meters(WorkerMetrics(CollectorRegistry())), clock)

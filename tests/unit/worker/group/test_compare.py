@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from radixmesh.errors import RankDesync
-from worker.group.compare import Comparison, Plans
+from worker.group.compare import Comparison
+from worker.group.plans import Plans
 from worker.group.topology import Topology
 from worker.peers import PeerLost
 
