@@ -40,6 +40,14 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
 
     @property
+    def biases(self) -> dict[int, float]:
+        """What is added to the logit of each id; biases of one id add up."""
+        total: dict[int, float] = {}
+        for token_id, bias in self.logit_bias:
+            total[token_id] = total.get(token_id, 0.0) + bias
+        return total
+
+    @property
     def penalized(self) -> bool:
         """Whether a draw depends on the ids before it otherwise than through the model."""
         return bool(
@@ -178,6 +186,9 @@ class Tops(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float] = []
 
 
+NO_TOPS: Final = Tops()  # where nobody asked
+
+
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs of prompt ids, from prompt position `position` on; never of position 0."""
 
@@ -210,7 +221,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag=1):
     digest: CacheDigest
     load: LoadReport
     answers: list[Answer] = []
-    tops: Tops = Tops()
+    tops: Tops = NO_TOPS
     prompt_scores: list[PromptScores] = []
 
 

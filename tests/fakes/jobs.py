@@ -33,7 +33,6 @@ def job(request_id: int, owner: Owner) -> Job:
         dp_rank=0,
         prompt_tokens=1,
         uncached_tokens=1,
-        dispatched_at=0.0,
     )
 
 

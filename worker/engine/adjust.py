@@ -71,10 +71,8 @@ def _add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
     cells = _Cells(logits.shape[1])
     for index, row in enumerate(rows):
         if row.sampling.logit_bias:
-            total: dict[int, float] = {}
-            for token, bias in row.sampling.logit_bias:
-                total[token] = total.get(token, 0.0) + bias
-            cells.add(index, np.array(list(total)), np.array(list(total.values())))
+            biases = row.sampling.biases
+            cells.add(index, np.array(list(biases)), np.array(list(biases.values())))
     chosen = cells.on(logits.device)
     if chosen is not None:
         where, bias = chosen

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from worker.engine.engine import StepPlan, StepResult
-from worker.engine.sampler import draw, is_plain_greedy, score
+from worker.engine.sampler import draw, is_plain_greedy
+from worker.engine.scores import score
 from worker.parallel.group import TensorGroup
 
 logger = logging.getLogger(__name__)

@@ -106,8 +106,6 @@ def _penalized(row: Row, state: int) -> int:
 
 def _biased(row: Row) -> tuple[list[int], list[int]]:
     """Return the ids that are forced, in rising order, and those that are banned."""
-    total: dict[int, float] = {}
-    for token_id, bias in row.sampling.logit_bias:
-        total[token_id] = total.get(token_id, 0.0) + bias
-    forced = [one for one, bias in total.items() if bias >= _FORCED and one not in row.banned]
-    return sorted(forced), [one for one, bias in total.items() if bias <= -_FORCED]
+    biases = row.sampling.biases.items()
+    forced = [one for one, bias in biases if bias >= _FORCED and one not in row.banned]
+    return sorted(forced), [one for one, bias in biases if bias <= -_FORCED]

@@ -15,7 +15,6 @@ their alternatives are the model's own, before all of this (`scores.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -24,14 +23,12 @@ from torch import Tensor
 from worker.engine.adjust import adjust
 from worker.engine.engine import Row
 from worker.engine.scores import clean, rate
-from worker.engine.scores import score as score
-from worker.request import Tops
+from worker.request import NO_TOPS, Tops
 
 # Below this a temperature divides to nothing but the argmax; it is taken as greedy.
 GREEDY_BELOW = 1e-5
 _SHORT_LIST = 1024
 _WORD = (1 << 64) - 1
-_NO_TOPS: Final = Tops()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Draws:
 
     ids: list[int]
     logprobs: list[float]
-    tops: Tops = _NO_TOPS
+    tops: Tops = NO_TOPS
     unusable_rows: int = 0
 
 
@@ -104,14 +101,14 @@ def _rate(raw: Tensor, ids: Tensor, rows: Sequence[Row]) -> tuple[list[float], T
     logprobs = [float("nan")] * len(rows)
     asking = [index for index, row in enumerate(rows) if row.sampling.logprobs]
     if not asking:
-        return logprobs, _NO_TOPS
+        return logprobs, NO_TOPS
     where = torch.tensor(asking, device=raw.device)
     asked = [rows[index].sampling.top_logprobs for index in asking]
     values, tops = rate(raw.index_select(0, where), ids.index_select(0, where), asked)
     for index, value in zip(asking, values, strict=True):
         logprobs[index] = value
     if not tops.counts:
-        return logprobs, _NO_TOPS
+        return logprobs, NO_TOPS
     counts = [0] * len(rows)
     for index, count in zip(asking, tops.counts, strict=True):
         counts[index] = count

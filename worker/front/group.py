@@ -78,7 +78,6 @@ class Group:
         self.idled = News()
         self._info: GroupInfo | None = None
         self._described = asyncio.Event()
-        self._clock = clock
         self._dispatcher = Dispatcher(plan.dispatch)
         self._request_ids = itertools.count(1)
         self._metered = 0
@@ -175,7 +174,6 @@ class Group:
             dp_rank=replica.dp_rank,
             prompt_tokens=len(add.prompt) // ID_BYTES,
             uncached_tokens=(len(add.prompt) + len(add.output)) // ID_BYTES,
-            dispatched_at=self._clock(),
             counted=counted,
         )
         replica.dispatch(job, add)

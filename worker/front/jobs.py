@@ -8,13 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Protocol
 
 from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import MeshError
-from worker.request import PromptScores, Started, StepOutput, Tops
-
-_NO_TOPS: Final = Tops()
+from worker.request import NO_TOPS, PromptScores, Started, StepOutput, Tops
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class Share:
     finishes: Sequence[int] = ()
     token_ids: bytes = b""
     logprobs: Sequence[float] = ()
-    tops: Tops = _NO_TOPS
+    tops: Tops = NO_TOPS
     prompt_scores: list[PromptScores] = field(default_factory=list)  # likewise
     weight_version: str = ""  # of the weights that chose the ids
 
@@ -60,7 +58,6 @@ class Job:
     dp_rank: int
     prompt_tokens: int
     uncached_tokens: int  # at most so many are to be computed
-    dispatched_at: float
     counted: bool = True  # the front's own probes are not
 
 
@@ -138,7 +135,7 @@ def _tops_at(tops: Tops, places: Sequence[int]) -> Tops:
     """Return the alternatives of some of a step's ids; nothing at all where these have none."""
     starts = [0, *accumulate(tops.counts)]
     if all(tops.counts[place] == 0 for place in places):
-        return _NO_TOPS
+        return NO_TOPS
     spans = [slice(starts[place], starts[place + 1]) for place in places]
     return Tops(
         counts=[tops.counts[place] for place in places],

@@ -6,14 +6,11 @@ Knows jobs; knows no wire. Its queue is bounded by the request's own prompt and 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Final
 
 from radixmesh.blocks import split_run
 from radixmesh.errors import MeshError
 from worker.front.jobs import Share
-from worker.request import GOES_ON, PromptScores, Tops
-
-_NO_TOPS: Final = Tops()
+from worker.request import GOES_ON, NO_TOPS, PromptScores, Tops
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class Piece:
     logprobs: list[float]
     finish: int
     cached_tokens: int
-    tops: Tops = _NO_TOPS
+    tops: Tops = NO_TOPS
     prompt_scores: tuple[PromptScores, ...] = ()
     weight_version: str = ""  # of the weights that chose the ids
 

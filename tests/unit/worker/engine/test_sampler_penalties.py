@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.engine import Row
-from worker.engine.sampler import draw, is_plain_greedy, score
+from worker.engine.sampler import draw, is_plain_greedy
+from worker.engine.scores import score
 from worker.request import Sampling, Tops
 
 VOCABULARY = 9
