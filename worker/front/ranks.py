@@ -8,7 +8,8 @@ import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from worker.group.launch import RankConfig, needs_meeting
+from worker.config import RankConfig
+from worker.group.launch import needs_meeting
 from worker.node.agreement import shared_settings
 from worker.node.host import Host
 from worker.node.rendezvous import RemoteShare, Rendezvous

@@ -12,23 +12,7 @@ from typing import Final
 import msgspec
 
 from radixmesh.errors import InvalidRequest, NotSupported
-from worker.config import FakeConfig, RankConfig
-
-__all__ = [
-    "LOST",
-    "REFUSALS",
-    "Ended",
-    "FakeConfig",
-    "Kill",
-    "RankConfig",
-    "Start",
-    "Started",
-    "decode_answer",
-    "decode_order",
-    "descriptors",
-    "needs_meeting",
-    "with_descriptors",
-]
+from worker.config import RankConfig
 
 # A rank that says one of these at its start would say so again, however often it is started.
 REFUSALS: Final = (InvalidRequest, NotSupported)

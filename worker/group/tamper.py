@@ -4,17 +4,15 @@ For tests of the comparison of plans, with the fake engine only. See `engine/fau
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
+from radixmesh.blocks import ID_BYTES
 from worker.config import RankConfig
 from worker.engine.faults import RECORD_KINDS, Fault, parse_faults
 from worker.group.rank import Tamper, untouched
 from worker.group.record import StepRecord
 from worker.request import Add, Inbound
-
-_ID_BYTES: Final = 4
 
 
 def make_tamper(config: RankConfig) -> Tamper:
@@ -61,9 +59,9 @@ class _Tampering:
         if kind == "drop":
             spoilt = []
         elif kind == "alter":
-            last = add.prompt[-_ID_BYTES:]
+            last = add.prompt[-ID_BYTES:]
             other = bytes([last[0] ^ 1]) + last[1:]
-            spoilt = [msgspec.structs.replace(add, prompt=add.prompt[:-_ID_BYTES] + other)]
+            spoilt = [msgspec.structs.replace(add, prompt=add.prompt[:-ID_BYTES] + other)]
         if self._held is not None:
             spoilt.append(self._held)
             self._held = None

@@ -1,1 +1,1 @@
-"""worker.model."""
+"""Model directories: reading weights whole or in parts, what cannot be served, converting."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixmesh.settings import child_environment
+from worker.config import RankConfig
 from worker.group.framing import HEADER, FrameSplitter, FramingError
 from worker.group.launch import (
     LOST,
     Ended,
     Kill,
-    RankConfig,
     Start,
     Started,
     decode_answer,

@@ -8,7 +8,7 @@ import socket
 
 import msgspec
 
-from worker.group.launch import RankConfig
+from worker.config import RankConfig
 from worker.group.topology import Topology
 from worker.node.forks import ForkServer
 from worker.node.share import Life, Share, start_share

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from worker.group.launch import RankConfig
+from worker.config import RankConfig
 from worker.group.topology import Place, Topology
 from worker.group.watchdog import DUMP_SIGNAL
 from worker.node.forks import ForkServer, RankProcess

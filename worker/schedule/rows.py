@@ -6,6 +6,9 @@ from worker.engine.engine import Row
 from worker.kvcache.radix import Chain
 from worker.schedule.sequence import Sequence
 
+# In the place of an id that is still to be drawn.
+_UNKNOWN = array("I", (0,))
+
 
 def row_of(sequence: Sequence, chain: Chain, count: int, *, future: int = -1) -> Row:
     """Return the row of its next `count` ids.
@@ -42,6 +45,3 @@ def _targets(sequence: Sequence, start: int, count: int) -> "array[int] | None":
     if end <= max(start, sequence.scored):
         return None
     return sequence.keyed.ids[start + 1 : end + 1]
-
-
-_UNKNOWN = array("I", (0,))

@@ -1,5 +1,6 @@
 """One request inside a replica: its ids, how far they are computed, when it ends. Pure."""
 
+from radixmesh.blocks import ID_BYTES
 from worker.kvcache.keyed import KeyedIds
 from worker.kvcache.radix import Chain
 from worker.request import GOES_ON, LENGTH, STOP_TOKEN, Add
@@ -35,7 +36,7 @@ class Sequence:
         self.keyed = KeyedIds(
             add.prompt + add.output, namespace=add.namespace, block_tokens=block_tokens
         )
-        self.prompt_tokens = len(add.prompt) // 4
+        self.prompt_tokens = len(add.prompt) // ID_BYTES
         self.chain: Chain | None = None
         self.computed = 0
         self.planned = 0

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
+from worker.config import FakeConfig, RankConfig
 from worker.group.launch import (
-    FakeConfig,
-    RankConfig,
     Start,
     decode_order,
     descriptors,
