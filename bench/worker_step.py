@@ -33,13 +33,13 @@ from radixmesh.blocks import Namespace, pack_ids
 from radixmesh.models import resolve
 from worker.config import FakeConfig, RankConfig
 from worker.engine.engine import StepPlan, StepResult
-from worker.front.ranks import RankLauncher
 from worker.group.carrier import PeerLost, Root
 from worker.group.framing import FrameSplitter, frame
 from worker.group.gloo import GlooLeaf, GlooRoot
 from worker.group.local import LocalLeaf, LocalRoot
 from worker.group.record import StepRecord, encode_record
 from worker.kvcache.radix import PrefixCache
+from worker.node.launcher import RankLauncher
 from worker.parallel.world import leave
 from worker.request import Add, Outbound, Sampling, StepOutput
 from worker.schedule.limits import Limits

@@ -7,7 +7,7 @@ from typing import Self
 
 from tests.fakes.rank_threads import FrontEnd
 from worker.config import RankConfig
-from worker.front.ranks import RankLauncher
+from worker.node.launcher import RankLauncher
 from worker.request import Ready
 
 

@@ -20,9 +20,9 @@ from worker.front.group import Group
 from worker.front.meters import Meters
 from worker.front.plan import GroupPlan
 from worker.front.probes import ProbePace
-from worker.front.ranks import open_launcher
 from worker.front.supervisor import GroupEnded, Launch, Pace
 from worker.front.ways import choose_carrier, choose_tensors
+from worker.node.launcher import open_launcher
 from worker.settings import WorkerSettings
 
 TICK_S = 1.0

@@ -1,7 +1,7 @@
 """Keeps one replica alive: start its ranks, test them, watch them, start them anew.
 
 Knows lives (one start of the ranks each) and the pace of restarts; knows neither how
-processes are made (`ranks.py`) nor what requests are (`group.py`).
+processes are made (`node/launcher.py`) nor what requests are (`group.py`).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn, Protocol
 import tenacity
 
 from radixmesh.blocks import pack_ids
-from radixmesh.errors import BY_REASON, GroupLost, MeshError, RankDesync
+from radixmesh.errors import BY_REASON, Draining, GroupLost, MeshError, RankDesync
 from worker.front.ask import Ask
 from worker.front.group import Group
 from worker.front.mailbox import Mailbox
@@ -153,7 +153,8 @@ class Supervisor:
             logger.exception("ranks could not be started", extra={"dp_rank": replica.dp_rank})
             return GroupLost(f"the ranks could not be started: {fault}"), False
         life = _Life(replica, self._group, ranks, self._pace)
-        error: MeshError = GroupLost("the replica is stopping")
+        # Unless it is lost, it was told to stop, and nobody's request is to blame for that.
+        error: MeshError = Draining("the replica is stopping")
         grace_s = self._pace.stop_grace_s
         try:
             error = await life.run(incarnation)

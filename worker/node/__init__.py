@@ -1,1 +1,1 @@
-"""One host's part in a group: its fork server, its share of the ranks, its link to host 0."""
+"""Starts ranks on the hosts of a group: fork servers, each host's share, the line to host 0."""

@@ -15,7 +15,7 @@ from radixmesh.settings import child_environment
 from tests.fakes.rank_processes import gone, ranks_of
 from tests.fakes.rank_threads import FrontEnd
 from worker.config import RankConfig
-from worker.front.ranks import RankLauncher, RankSet
+from worker.node.launcher import RankLauncher, RankSet
 from worker.request import Ready
 
 pytestmark = [pytest.mark.e2e]
