@@ -1,6 +1,6 @@
 """The engine that computes: transformers' modules over our paged KV pool.
 
-Knows how to load a rank's share, run a flat batch through it and draw with the other
+Knows how to load a rank's shard, run a flat batch through it and draw with the other
 ranks; knows no requests, no scheduler and no sockets. The model code is transformers'
 own, so one rank alone serves every architecture whose modules take an attention
 function; what the pool holds per layer is learned from one pass over one id.
@@ -40,7 +40,7 @@ _WARM_UP_IDS = 64
 
 
 class TorchEngine:
-    """One rank's share of a model, its pages and nothing else. Implements `engine.Engine`."""
+    """One rank's shard of a model, its pages and nothing else. Implements `engine.Engine`."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TorchEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What it can take; until `reserve`, what this rank's share could hold."""
+        """What it can take; until `reserve`, what this rank's shard could hold."""
         return self._info
 
     @property
@@ -233,7 +233,7 @@ def forward(
     """Run a stage's module over a flat batch.
 
     Args:
-        model: This rank's share.
+        model: This rank's shard.
         batch: The step.
         paged: Its attention.
         hidden: [ids, width] of the stage before; None where the stage embeds ids.
@@ -274,7 +274,7 @@ def probe(model: LoadedModel) -> list[KvShape]:
         raise NotSupported(f"the model does not take a flat batch: {error}") from error
     if sorted(spy.shapes) != list(range(model.layers)):
         raise NotSupported("the model has layers without paged attention")
-    if model.share is None and output.shape != (1, model.vocab_size):
+    if model.shard is None and output.shape != (1, model.vocab_size):
         raise NotSupported("the model does not give logits for chosen positions only")
     return [spy.shapes[layer] for layer in range(model.layers)]
 

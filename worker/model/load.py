@@ -1,7 +1,7 @@
 """Loads a model directory as transformers' module, on the device and in the dtype to use.
 
 A rank that is alone takes the module as transformers loads it, of any architecture; one
-of several takes its share (`shard.py`). Knows transformers and what the CPU can do; knows
+of several takes its shard (`shard.py`). Knows transformers and what the CPU can do; knows
 no KV cache and no batch. It never asks a hub.
 """
 
@@ -17,7 +17,7 @@ from radixmesh.settings import stay_offline
 from worker.model.checkpoint import Part
 from worker.model.shard import build_shard, fill, read_parts
 from worker.model.support import check_config, choose_max_model_len
-from worker.parallel.split import Seat, Share
+from worker.parallel.split import Seat, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class LoadedModel:
         layers: How many layers attend on this rank.
         eos_ids: Ids that end an output.
         vocab_size: Width of the logits of all ranks together.
-        share: What of the model this rank has; None: all of it.
-        parts: Where each parameter of a share comes from.
+        shard: What of the model this rank has; None: all of it.
+        parts: Where each parameter of a shard comes from.
     """
 
     module: Any
@@ -53,23 +53,23 @@ class LoadedModel:
     max_model_len: int
     vocab_size: int
     eos_ids: tuple[int, ...]
-    share: Share | None = None
+    shard: Shard | None = None
     parts: dict[str, Part] = field(default_factory=dict)
 
     @property
     def embeds(self) -> bool:
         """Whether this rank's stage begins with ids, not with activations."""
-        return self.share is None or self.share.embeds
+        return self.shard is None or self.shard.embeds
 
     @property
     def draws(self) -> bool:
         """Whether this rank's stage ends with logits, not with activations."""
-        return self.share is None or self.share.draws
+        return self.shard is None or self.shard.draws
 
     @property
     def vocabularies(self) -> tuple[range, ...]:
         """Of each tp rank, the ids of which it computes the logits, where its stage does."""
-        return (range(self.vocab_size),) if self.share is None else self.share.vocabularies
+        return (range(self.vocab_size),) if self.shard is None else self.shard.vocabularies
 
 
 def load_model(
@@ -102,12 +102,12 @@ def load_model(
     text = config.get_text_config(decoder=True)
     length = choose_max_model_len(text, max_model_len)
     check_config(text, length)
-    share, parts = None, dict[str, Part]()
+    shard, parts = None, dict[str, Part]()
     if seat.alone:
         module = load_whole(folder, attention, chosen).to(device)
         generation = module.generation_config
     else:
-        module, share, parts = build_shard(config, seat, attention)
+        module, shard, parts = build_shard(config, seat, attention)
         tensors, bytes_read = read_parts(folder, parts, chosen)
         logger.info("shard read", extra={"bytes": bytes_read, "tensors": len(tensors)})
         fill(module, tensors, device)
@@ -118,13 +118,13 @@ def load_model(
         config=text,
         attention=attention,
         width=text.hidden_size,
-        layers=text.num_hidden_layers if share is None else len(share.layers),
+        layers=text.num_hidden_layers if shard is None else len(shard.layers),
         dtype=chosen,
         device=device,
         max_model_len=length,
         vocab_size=text.vocab_size,
         eos_ids=_eos_ids(generation, text),
-        share=share,
+        shard=shard,
         parts=parts,
     )
 

@@ -1,4 +1,4 @@
-"""Makes one rank's part of a model: its layers, cut to its share, and nothing else in memory.
+"""Makes one rank's shard of a model: its layers, cut, and nothing else in memory.
 
 transformers' own modules are built without weights, cut, and then filled with what the
 rank needs from the files. Knows the Llama family's module names; knows no KV cache.
@@ -15,31 +15,31 @@ from radixmesh.errors import InvalidRequest, NotSupported
 from worker.model.checkpoint import Checkpoint, Part
 from worker.model.family import head_dim_of, sizes_of
 from worker.model.parallel_modules import RowParallel, VocabularyParallel
-from worker.parallel.split import Seat, Share, share_of
+from worker.parallel.split import Seat, Shard, shard_of
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
 
-def build_shard(config: Any, seat: Seat, attention: str) -> tuple[Any, Share, dict[str, Part]]:
-    """Return a rank's module without weights, its share, and where each parameter comes from.
+def build_shard(config: Any, seat: Seat, attention: str) -> tuple[Any, Shard, dict[str, Part]]:
+    """Return a rank's module without weights, its shard, and where each parameter comes from.
 
     Raises:
         NotSupported: The model cannot be split so.
     """
     module = _skeleton(config, attention)
-    share = share_of(sizes_of(module), seat)
+    shard = shard_of(sizes_of(module), seat)
     _make_buffers(module)
     tied = module.lm_head.weight is module.model.embed_tokens.weight
     if seat.pp > 1:
         _check_between_layers(module)
-    _cut(module, share)
+    _cut(module, shard)
     head_dim = head_dim_of(module.config)
     parts = {
-        name: _part(name, parameter, _Cuts(share, head_dim), tied=tied)
+        name: _part(name, parameter, _Cuts(shard, head_dim), tied=tied)
         for name, parameter in module.named_parameters(remove_duplicate=False)
     }
-    return module, share, parts
+    return module, shard, parts
 
 
 def read_parts(
@@ -116,40 +116,40 @@ def _check_between_layers(module: Any) -> None:
         raise NotSupported(f"--pp above 1: {type(decoder).__name__} scales its embeddings")
 
 
-def _cut(module: Any, share: Share) -> None:
+def _cut(module: Any, shard: Shard) -> None:
     decoder = module.model
-    decoder.layers = nn.ModuleList(decoder.layers[index] for index in share.layers)
+    decoder.layers = nn.ModuleList(decoder.layers[index] for index in shard.layers)
     for index, layer in enumerate(decoder.layers):
         layer.self_attn.layer_idx = index  # of this rank's KV pool
         layer.self_attn.o_proj = RowParallel(layer.self_attn.o_proj)
         layer.mlp.down_proj = RowParallel(layer.mlp.down_proj)
     decoder.embed_tokens = (
-        VocabularyParallel(decoder.embed_tokens, share.vocabulary)
-        if share.embeds
+        VocabularyParallel(decoder.embed_tokens, shard.vocabulary)
+        if shard.embeds
         else nn.Identity()
     )
-    if not share.draws:
+    if not shard.draws:
         decoder.norm, module.lm_head = nn.Identity(), nn.Identity()
 
 
 class _Cuts:
     """Along which dimension the parameters of a module are cut, by the module's name."""
 
-    def __init__(self, share: Share, head_dim: int) -> None:
+    def __init__(self, shard: Shard, head_dim: int) -> None:
         def wide(heads: range) -> range:
             return range(heads.start * head_dim, heads.stop * head_dim)
 
-        self.first_layer = share.layers.start
+        self.first_layer = shard.layers.start
         self.of = {
-            "q_proj": (0, wide(share.queries)),
-            "k_proj": (0, wide(share.keys)),
-            "v_proj": (0, wide(share.keys)),
-            "o_proj": (1, wide(share.queries)),
-            "gate_proj": (0, share.inner),
-            "up_proj": (0, share.inner),
-            "down_proj": (1, share.inner),
-            "embed_tokens": (0, share.vocabulary),
-            "lm_head": (0, share.vocabulary),
+            "q_proj": (0, wide(shard.queries)),
+            "k_proj": (0, wide(shard.keys)),
+            "v_proj": (0, wide(shard.keys)),
+            "o_proj": (1, wide(shard.queries)),
+            "gate_proj": (0, shard.inner),
+            "up_proj": (0, shard.inner),
+            "down_proj": (1, shard.inner),
+            "embed_tokens": (0, shard.vocabulary),
+            "lm_head": (0, shard.vocabulary),
         }
 
 

@@ -29,7 +29,7 @@ def read_update(model: LoadedModel, folder: Path) -> dict[str, Tensor]:
             names what differs.
     """
     _check_config(model.config, read_config(folder).get_text_config(decoder=True), folder)
-    if model.share is not None:
+    if model.shard is not None:
         tensors, _ = read_parts(folder, model.parts, model.dtype)
     else:
         other = load_whole(folder, model.attention, model.dtype)

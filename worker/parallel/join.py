@@ -15,7 +15,7 @@ from worker.parallel.gloo import GlooGroup
 from worker.parallel.group import Alone, OneStage, Stages, TensorGroup
 from worker.parallel.segment import Unavailable, agree
 from worker.parallel.shm import ShmGroup
-from worker.parallel.stages import Line
+from worker.parallel.stages import GlooStages
 from worker.parallel.world import JOIN_TIMEOUT, world
 
 __all__ = ["Peers", "join"]
@@ -55,7 +55,9 @@ def join(config: RankConfig, dtype: torch.dtype, device: torch.device) -> Peers:
     if config.pp > 1:
         there = world(config)
         rows = max(config.max_batched_tokens, config.max_running)
-        stages = Line(there.form_line(), there.line_ranks, rows=rows, dtype=dtype, device=device)
+        stages = GlooStages(
+            there.form_line(), there.line_ranks, rows=rows, dtype=dtype, device=device
+        )
     return Peers(group, stages)
 
 

@@ -49,8 +49,8 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One rank's part. Ranges count in the whole model.
+class Shard:
+    """One rank's part of a model. Ranges count in the whole model.
 
     Attributes:
         queries: Query heads.
@@ -73,7 +73,7 @@ class Share:
     draws: bool
 
 
-def share_of(sizes: Sizes, seat: Seat) -> Share:
+def shard_of(sizes: Sizes, seat: Seat) -> Shard:
     """Return the part of a rank.
 
     Raises:
@@ -81,7 +81,7 @@ def share_of(sizes: Sizes, seat: Seat) -> Share:
     """
     queries, keys = split_heads(sizes.query_heads, sizes.key_heads, seat.tp)[seat.tp_rank]
     vocabularies = split_evenly(sizes.vocabulary, seat.tp, unit=_UNIT)
-    return Share(
+    return Shard(
         queries=queries,
         keys=keys,
         inner=split_evenly(sizes.inner, seat.tp, unit=_UNIT)[seat.tp_rank],

@@ -21,7 +21,7 @@ from radixmesh.errors import RankDesync
 from worker.parallel.gloo import fatal_to_peers, signed
 from worker.peers import PeerLost
 
-__all__ = ["Line"]
+__all__ = ["GlooStages"]
 
 _HIDDEN_TAG: Final = 1
 _DEVICE_TAG: Final = 2
@@ -33,7 +33,7 @@ _LENGTH_BYTES: Final = 8
 _INLINE_BYTES: Final = _RESULT_BYTES - _LENGTH_BYTES
 
 
-class Line:
+class GlooStages:
     """A stage's end of the line."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Line:
             self._results = self._inbox(self.size - 1, _RESULT_TAG, _RESULT_BYTES)
 
     def __repr__(self) -> str:
-        return f"<Line stage {self.rank} of {self.size}>"
+        return f"<GlooStages stage {self.rank} of {self.size}>"
 
     def send(self, hidden: Tensor, digest: int) -> None:
         """Give the next stage activations; the caller may write over them afterwards.

@@ -1,4 +1,4 @@
-"""A rank holds its share of a model and reads no more; what cannot be split is refused.
+"""A rank holds its shard of a model and reads no more; what cannot be split is refused.
 
 Run: pytest tests/unit/worker/model/test_shard.py
 """

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixmesh.errors import NotSupported
-from worker.parallel.split import Seat, Sizes, share_of, split_evenly, split_heads, split_layers
+from worker.parallel.split import Seat, Sizes, shard_of, split_evenly, split_heads, split_layers
 
 GROUPS = st.tuples(st.integers(1, 12), st.integers(1, 12))  # key-value heads, queries to each
 
@@ -126,16 +126,16 @@ SMOLLM2 = Sizes(query_heads=9, key_heads=3, inner=1536, vocabulary=49152, layers
 
 
 def test_a_rank_s_share_of_the_default_model() -> None:
-    share = share_of(SMOLLM2, Seat(tp=3, tp_rank=1, pp=2, pp_rank=1))
-    assert (share.queries, share.keys) == (range(3, 6), range(1, 2))
-    assert (share.inner, share.vocabulary) == (range(512, 1024), range(16384, 32768))
-    assert (share.layers, share.embeds, share.draws) == (range(15, 30), False, True)
+    shard = shard_of(SMOLLM2, Seat(tp=3, tp_rank=1, pp=2, pp_rank=1))
+    assert (shard.queries, shard.keys) == (range(3, 6), range(1, 2))
+    assert (shard.inner, shard.vocabulary) == (range(512, 1024), range(16384, 32768))
+    assert (shard.layers, shard.embeds, shard.draws) == (range(15, 30), False, True)
 
 
 def test_the_only_rank_has_all() -> None:
-    share = share_of(SMOLLM2, Seat())
-    assert (len(share.queries), len(share.keys), len(share.inner)) == (9, 3, 1536)
-    assert (share.vocabulary, share.layers) == (range(49152), range(30))
+    shard = shard_of(SMOLLM2, Seat())
+    assert (len(shard.queries), len(shard.keys), len(shard.inner)) == (9, 3, 1536)
+    assert (shard.vocabulary, shard.layers) == (range(49152), range(30))
     assert Seat().alone
-    assert share.embeds
-    assert share.draws
+    assert shard.embeds
+    assert shard.draws

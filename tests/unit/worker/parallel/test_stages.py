@@ -12,7 +12,7 @@ from tests.fakes import tensor_ranks as does
 def test_activations_arrive_though_nobody_waits_for_them(dtype: str) -> None:
     shapes = [(1, 8), (3, 576)]
     with does.ranks(pp=2, dtype=dtype) as found:
-        assert found.each(does.kinds) == [("Alone", "Line")] * 2
+        assert found.each(does.kinds) == [("Alone", "GlooStages")] * 2
         for step, shape in enumerate(shapes):
             found.tell(0, does.send, step, step, shape, dtype)
             assert found.answer(0) is None
@@ -54,7 +54,7 @@ def test_a_pipeline_keeps_a_step_under_way_in_each_stage(pp: int) -> None:
 
 def test_stages_of_several_ranks_form_a_line_for_each() -> None:
     with does.ranks(pp=2, tp=2, tensors="gloo") as found:
-        assert found.each(does.kinds) == [("GlooGroup", "Line")] * 4
+        assert found.each(does.kinds) == [("GlooGroup", "GlooStages")] * 4
         for tp_rank in range(2):
             found.tell(tp_rank, does.send, 1, tp_rank, (2, 8), "float32")
             found.tell(2 + tp_rank, does.receive, 1, (2, 8))
