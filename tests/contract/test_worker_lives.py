@@ -246,4 +246,4 @@ async def test_requests_that_outlast_the_grace_are_given_up_for_others_to_resume
         running = router.submit([5])
         await (await launcher.incarnation(0, 0)).adds(1)
         stop.set()
-        assert (await running.failure()).reason in errors.RESUMABLE
+        assert isinstance(await running.failure(), errors.Draining)

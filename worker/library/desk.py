@@ -117,7 +117,7 @@ class Desk:
         if run is None:
             return
         self._leave(entry_id, run)
-        if isinstance(error, QueueFull):
+        if isinstance(error, QueueFull | Draining):
             run.job = None
             self._stalled = True
             self._again.append(run)
