@@ -9,11 +9,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from radixmesh import errors
-from tests.fakes.router_end import DRAINING, UP, attach
-from tests.fakes.scripted_ranks import Row, ScriptedLauncher
+from tests.fakes.router_end import DOWN, DRAINING, UP, attach
+from tests.fakes.scripted_ranks import READY, Row, ScriptedLauncher
 from tests.fakes.worker_front import run_front
 from worker.front.service import SERVICE_NAME
-from worker.request import LENGTH, Answer, CacheChange
+from worker.request import LENGTH, Answer, Broken, CacheChange
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -56,6 +56,24 @@ async def test_a_replica_that_talks_but_leaves_its_probe_unanswered_is_not_ready
         ranks.answers_probes = True
         ranks.step(answers=[Answer(probe.token)])
         await router.until(lambda: router.state(0) == UP)
+        assert await health(address, SERVICE_NAME) == SERVING
+
+
+async def test_a_group_whose_ranks_disagree_is_not_ready_until_they_are_started_anew(
+    model_dir: Path,
+) -> None:
+    launcher = ScriptedLauncher()
+    async with run_front(model_dir, launch=launcher) as address, attach(address) as router:
+        await router.until_up(0)
+        assert await health(address, SERVICE_NAME) == SERVING
+        launcher.ready = None  # the next ones take their time
+        ranks = await launcher.incarnation(0, 0)
+        ranks.send(Broken("RANK_DESYNC", "ranks [1] planned another step 7"))
+        await router.until(lambda: router.state(0) == DOWN)
+        assert await health(address, SERVICE_NAME) == NOT_SERVING
+        assert await health(address, "") == SERVING
+        (await launcher.incarnation(0, 1)).send(READY)
+        await router.until_up(0)
         assert await health(address, SERVICE_NAME) == SERVING
 
 
