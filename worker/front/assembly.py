@@ -72,7 +72,7 @@ async def running(
             alive = [
                 tasks.create_task(crew.run()),
                 tasks.create_task(_every(TICK_S, group.tick)),
-                tasks.create_task(_every(group.plan.probes.tick_s, group.probe)),
+                tasks.create_task(_every(group.probes.pace.tick_s, group.probe)),
             ]
             yield
             for task in alive:

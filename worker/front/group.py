@@ -1,7 +1,7 @@
 """The core of the front: requests in, shares of steps out, replicas and routers kept in step.
 
-Everything runs on the event loop and nothing here waits, but for `described`, `idle` and
-what replicas must answer. Knows replicas, jobs and feeds; knows no wire, no sockets and
+Everything runs on the event loop and nothing here waits, but for `idle` and what replicas
+must answer. Knows replicas, jobs and feeds; knows no wire, no sockets and
 no processes.
 """
 
@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -23,18 +22,18 @@ from radixmesh.errors import (
     NoReplicaReady,
 )
 from worker.front.ask import Ask, GroupInfo, to_add
-from worker.front.controls import Controls, Make
+from worker.front.controls import Controls
 from worker.front.dispatch import Dispatcher
 from worker.front.feed_out import Event
 from worker.front.jobs import Job, Owner, split
 from worker.front.meters import Meters
 from worker.front.news import News
-from worker.front.operation import Operation, Outcomes
-from worker.front.plan import GroupPlan
+from worker.front.operation import Operation
+from worker.front.plan import Description, GroupPlan
 from worker.front.probes import Probes
 from worker.front.replica import Hold, Replica, ReplicaState
 from worker.front.roster import Roster
-from worker.request import GOES_ON, Add, Flush, Ready, StepOutput
+from worker.request import GOES_ON, Add, Flush, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -67,29 +66,30 @@ class Group:
     """A worker group. `clock` gives seconds that never go back.
 
     Attributes:
+        description: What it is.
         roster: Its replicas, and the number of them.
+        operation: What all of them are told together.
+        probes: Whether they are there.
         idled: Told when a replica has no more requests.
     """
 
     def __init__(self, plan: GroupPlan, meters: Meters, clock: Callable[[], float]) -> None:
-        self.plan = plan
         self.meters = meters
         self.subscribers: set[Subscriber] = set()
         self.idled = News()
-        self._info: GroupInfo | None = None
-        self._described = asyncio.Event()
+        self.description = Description(plan, on_change=self._on_description)
         self._dispatcher = Dispatcher(plan.dispatch)
         self._request_ids = itertools.count(1)
         self._metered = 0
         self.roster = Roster(on_state=self._on_state, on_size=self._on_size)
         self._controls = Controls()
-        self._operation = Operation(
+        self.operation = Operation(
             self.roster,
             self._controls,
             weight_version=plan.weight_version,
-            describe=lambda version: self._describe(weight_version=version),
+            describe=self.description.reload,
         )
-        self._probes = Probes(
+        self.probes = Probes(
             self._controls,
             plan.probes,
             on_silent=partial(self.roster.hold, hold=Hold.SILENT),
@@ -120,21 +120,9 @@ class Group:
         return sum(len(replica.jobs) for replica in self.replicas)
 
     @property
-    def has_been_ready(self) -> bool:
-        """Whether a rank of the group has ever been ready."""
-        return self._info is not None
-
-    async def described(self) -> GroupInfo:
-        """Wait until a rank has been ready once; return what the group is."""
-        await self._described.wait()
-        return self.info
-
-    @property
     def info(self) -> GroupInfo:
-        """What the group is. Raises NoReplicaReady while no rank has ever been ready."""
-        if self._info is None:
-            raise NoReplicaReady("the group is starting")
-        return self._info
+        """What it is. Raises NoReplicaReady while no rank has ever been ready."""
+        return self.description.info
 
     # Requests.
 
@@ -215,25 +203,13 @@ class Group:
 
     # What replicas report.
 
-    def on_ready(self, ready: Ready) -> None:
-        """Take over what a rank can do.
-
-        Raises:
-            InternalError: It differs from what the group has announced.
-        """
-        info = self.plan.info(ready)
-        if self._info is not None and info != self._info:
-            raise InternalError("the rank's limits differ from those of the group")
-        self._info = info
-        self._described.set()
-
     def on_up(self, replica: Replica) -> None:
         """Take requests for a replica from now on."""
-        if not self._operation.is_current(replica):
+        if not self.operation.is_current(replica):
             replica.give_up(GroupLost("the weights changed while the replica started"))
             return
         replica.set_up(free_blocks=self.info.kv_blocks)
-        self._operation.on_up(replica)
+        self.operation.on_up(replica)
         logger.info(
             "replica up", extra={"dp_rank": replica.dp_rank, "incarnation": replica.incarnation}
         )
@@ -318,72 +294,26 @@ class Group:
         """
         named = [self.roster.named(dp_rank)] if dp_rank is not None else self.replicas
         answers = [
-            self.control(replica, Flush)
+            self._controls.order(replica, Flush)
             for replica in named
             if replica.state is not ReplicaState.DOWN or dp_rank is not None
         ]
         return sum(await asyncio.gather(*answers))
 
-    async def pause(self) -> Outcomes:
-        """Have nothing computed until `resume`; see `Operation.pause`."""
-        return await self._operation.pause()
-
-    async def resume(self) -> Outcomes:
-        """Go on after `pause`; see `Operation.resume`."""
-        return await self._operation.resume()
-
-    async def update_weights(self, folder: str, version: str) -> Outcomes:
-        """Compute with the weights in a directory from now on; see `Operation.update_weights`.
-
-        Raises:
-            MeshError: Nothing has changed.
-        """
-        return await self._operation.update_weights(folder, version)
-
-    def control(
-        self, replica: Replica, make: Make, *, then: Callable[[], None] = lambda: None
-    ) -> asyncio.Future[int]:
-        """Tell a replica's ranks something; see `Controls.order`.
-
-        Raises:
-            GroupLost: The replica is down.
-        """
-        return self._controls.order(replica, make, then=then)
-
-    async def prepare(self, replica: Replica) -> None:
-        """Have ranks that just started compute with what the group computes with now.
-
-        Raises:
-            MeshError: They can't.
-        """
-        await self._operation.prepare(replica)
-
     def _on_size(self) -> None:
         dp = len(self.replicas)
         for replica in self.replicas[self._metered :]:
-            self.meters.watch(replica, kv_blocks=self._kv_blocks)
+            self.meters.watch(replica, kv_blocks=lambda: self.description.kv_blocks)
         for dp_rank in range(dp, self._metered):
             self.meters.forget(dp_rank)
         self._metered = dp
-        self._describe(dp=dp)
+        self.description.scale(dp)
 
     def _on_state(self, replica: Replica) -> None:
         for subscriber in list(self.subscribers):
             subscriber.on_status(replica)
 
-    def _kv_blocks(self) -> int:
-        return self._info.kv_blocks if self._info else 0
-
-    def _describe(self, *, dp: int | None = None, weight_version: str | None = None) -> None:
-        plan = self.plan
-        self.plan = replace(
-            plan,
-            dp=plan.dp if dp is None else dp,
-            weight_version=plan.weight_version if weight_version is None else weight_version,
-        )
-        if self._info is None:
-            return
-        self._info = replace(self._info, dp=self.plan.dp, weight_version=self.plan.weight_version)
+    def _on_description(self) -> None:
         for subscriber in list(self.subscribers):
             subscriber.on_info()
 
@@ -391,13 +321,13 @@ class Group:
 
     def tick(self) -> None:
         """Do what is done once a second: load reports, proofs."""
-        self._operation.tick()
+        self.operation.tick()
         for subscriber in list(self.subscribers):
             subscriber.on_tick()
 
     def probe(self) -> None:
         """Ask the ranks whether they are there, and judge those that do not answer."""
-        self._probes.tick(self.replicas)
+        self.probes.tick(self.replicas)
 
     def _on_heard(self, replica: Replica, seconds: float) -> None:
         self.meters.answered(seconds)

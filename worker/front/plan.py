@@ -1,7 +1,13 @@
-"""What a group is to be, and what it is once a rank has said what it can do. Data only."""
+"""What a group is to be, and what it is once a rank has said what it can do.
 
-from dataclasses import dataclass
+Knows words and limits; knows neither replicas nor routers.
+"""
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from radixmesh.errors import InternalError, NoReplicaReady
 from worker.front.ask import GroupInfo
 from worker.front.probes import ProbePace
 from worker.request import Ready
@@ -43,3 +49,63 @@ class GroupPlan:
             vocab_size=ready.vocab_size,
             eos_ids=ready.eos_ids,
         )
+
+
+class Description:
+    """What a group is at the time. `on_change` is told of all that changes after the beginning."""
+
+    def __init__(self, plan: GroupPlan, *, on_change: Callable[[], None]) -> None:
+        self._plan = plan
+        self._info: GroupInfo | None = None
+        self._complete = asyncio.Event()
+        self._on_change = on_change
+
+    def __repr__(self) -> str:
+        return f"Description({self._info or self._plan})"
+
+    @property
+    def known(self) -> bool:
+        """Whether a rank of the group has ever been ready."""
+        return self._info is not None
+
+    @property
+    def info(self) -> GroupInfo:
+        """All of it. Raises NoReplicaReady while no rank has ever been ready."""
+        if self._info is None:
+            raise NoReplicaReady("the group is starting")
+        return self._info
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of one replica; 0 while that is not known."""
+        return self._info.kv_blocks if self._info else 0
+
+    async def complete(self) -> None:
+        """Wait until a rank has been ready once."""
+        await self._complete.wait()
+
+    def learn(self, ready: Ready) -> None:
+        """Take over what a rank can do.
+
+        Raises:
+            InternalError: It differs from what the group has announced.
+        """
+        info = self._plan.info(ready)
+        if self._info is not None and info != self._info:
+            raise InternalError("the rank's limits differ from those of the group")
+        self._info = info
+        self._complete.set()
+
+    def scale(self, dp: int) -> None:
+        """There are so many replicas from now on."""
+        self._change(replace(self._plan, dp=dp))
+
+    def reload(self, weight_version: str) -> None:
+        """The weights are others from now on."""
+        self._change(replace(self._plan, weight_version=weight_version))
+
+    def _change(self, plan: GroupPlan) -> None:
+        self._plan = plan
+        if self._info is not None:
+            self._info = replace(self._info, dp=plan.dp, weight_version=plan.weight_version)
+            self._on_change()

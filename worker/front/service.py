@@ -42,7 +42,7 @@ class WorkerService(worker_service_pb2_grpc.WorkerServiceServicer):
         context: "Context[pb.AttachRequest, pb.AttachResponse]",
     ) -> None:
         # The first frame describes the group, so a router that comes early waits for a rank.
-        await self._group.described()
+        await self._group.description.complete()
         await serve_link(
             request_iterator,
             context,

@@ -133,7 +133,7 @@ class Supervisor:
 
     def _judge(self, error: MeshError) -> NoReturn:
         replica, pace = self._replica, self._pace
-        if isinstance(error, REFUSALS) and not self._group.has_been_ready:
+        if isinstance(error, REFUSALS) and not self._group.description.known:
             raise CannotStart(error.message)
         extra = {"dp_rank": replica.dp_rank, "reason": error.reason, "error": error.message}
         logger.error("replica lost", extra={**extra, "failures": replica.failures})
@@ -246,8 +246,8 @@ class _Life:
         ready = await self._ready
         extra = {"dp_rank": self._replica.dp_rank, "startup_s": round(ready.startup_s, 3)}
         logger.info("ranks ready", extra=extra)
-        self._group.on_ready(ready)
-        await self._group.prepare(self._replica)
+        self._group.description.learn(ready)
+        await self._group.operation.prepare(self._replica)
         ask = Ask(
             prompt=pack_ids([0]),
             sampling=Sampling(seed=0, temperature=0.0, max_tokens=2, ignore_eos=True),

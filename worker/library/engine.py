@@ -232,7 +232,7 @@ class Engine:
         Raises:
             Draining: The engine is closed.
         """
-        self._thread.call(lambda group: group.pause())
+        self._thread.call(lambda group: group.operation.pause())
 
     def resume(self) -> None:
         """Go on after `pause`.
@@ -240,7 +240,7 @@ class Engine:
         Raises:
             Draining: The engine is closed.
         """
-        self._thread.call(lambda group: group.resume())
+        self._thread.call(lambda group: group.operation.resume())
 
     def update_weights(self, folder: str | os.PathLike[str], version: str) -> None:
         """Compute with the weights of another directory of the same model from now on.
@@ -258,7 +258,7 @@ class Engine:
         path = Path(folder).absolute()
         if not path.is_dir():
             raise InvalidRequest(f"there is no directory {path}", field="folder")
-        self._thread.call(lambda group: group.update_weights(str(path), version))
+        self._thread.call(lambda group: group.operation.update_weights(str(path), version))
 
     # Within.
 

@@ -111,13 +111,13 @@ async def load(ranks: ScriptedRanks) -> None:
 
 async def test_a_paused_group_refuses_new_work_until_it_goes_on() -> None:
     async with running() as (group, _, ranks):
-        pausing = asyncio.ensure_future(group.pause())
+        pausing = asyncio.ensure_future(group.operation.pause())
         await allow(ranks)
         assert await pausing == {0: None, 1: None}
         with pytest.raises(Draining, match="the group is paused"):
             group.submit(Nobody(), 1, ask())
         assert not group.ready
-        resuming = asyncio.ensure_future(group.resume())
+        resuming = asyncio.ensure_future(group.operation.resume())
         orders = [await each.pause() for each in ranks]
         assert not any(order.paused for order in orders)
         for each, order in zip(ranks, orders, strict=True):
@@ -128,7 +128,7 @@ async def test_a_paused_group_refuses_new_work_until_it_goes_on() -> None:
 
 async def test_a_replica_that_starts_in_a_paused_group_is_paused_before_it_computes() -> None:
     async with running() as (group, launcher, ranks):
-        pausing = asyncio.ensure_future(group.pause())
+        pausing = asyncio.ensure_future(group.operation.pause())
         await allow(ranks)
         await pausing
         ranks[0].die()
@@ -142,7 +142,7 @@ async def test_a_replica_that_starts_in_a_paused_group_is_paused_before_it_compu
 
 async def test_a_replica_that_is_lost_while_the_group_pauses_is_an_outcome() -> None:
     async with running() as (group, _, ranks):
-        pausing = asyncio.ensure_future(group.pause())
+        pausing = asyncio.ensure_future(group.operation.pause())
         await ranks[0].pause()
         ranks[0].die()
         await allow(ranks[1:])
@@ -154,7 +154,7 @@ async def test_a_replica_that_is_lost_while_the_group_pauses_is_an_outcome() -> 
 async def test_new_weights_reach_every_replica_and_every_router() -> None:
     async with running() as (group, _, ranks):
         router = Router(group)
-        changing = asyncio.ensure_future(group.update_weights("/models/next", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/next", "w2"))
         order = await ranks[0].weights()
         assert (order.folder, order.version) == ("/models/next", "w2")
         with pytest.raises(Draining, match="the group is changing its weights"):
@@ -179,7 +179,7 @@ async def test_every_share_names_the_weights_that_chose_its_ids() -> None:
         for dp_rank, caller in enumerate(callers):
             group.submit(caller, 1, ask(dp_rank))
             adds += await ranks[dp_rank].adds(1)
-        changing = asyncio.ensure_future(group.update_weights("/models/next", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/next", "w2"))
         order = await ranks[0].weights()
         # One write, so the front reads all at once: the order of what it says must decide.
         ranks[0].step([Row(adds[0].request_id, 0, [9])])
@@ -197,7 +197,7 @@ async def test_every_share_names_the_weights_that_chose_its_ids() -> None:
 async def test_weights_that_the_first_replica_refuses_change_nothing() -> None:
     async with running() as (group, _, ranks):
         router = Router(group)
-        changing = asyncio.ensure_future(group.update_weights("/models/small", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/small", "w2"))
         token = (await ranks[0].weights()).token
         refusal = Answer(token, reason="INVALID_REQUEST", message="another shape")
         ranks[0].step(answers=[refusal])
@@ -212,7 +212,7 @@ async def test_weights_that_the_first_replica_refuses_change_nothing() -> None:
 
 async def test_a_replica_that_alone_fails_at_new_weights_starts_anew_with_them() -> None:
     async with running() as (group, launcher, ranks):
-        changing = asyncio.ensure_future(group.update_weights("/models/next", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/next", "w2"))
         await load(ranks[0])
         token = (await ranks[1].weights()).token
         ranks[1].step(answers=[Answer(token, reason="INTERNAL", message="no memory")])
@@ -227,7 +227,7 @@ async def test_a_replica_that_alone_fails_at_new_weights_starts_anew_with_them()
 
 async def test_a_replica_that_starts_later_computes_with_the_new_weights() -> None:
     async with running() as (group, launcher, ranks):
-        changing = asyncio.ensure_future(group.update_weights("/models/next", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/next", "w2"))
         for each in ranks:
             await load(each)
         await changing
@@ -249,7 +249,7 @@ async def test_a_replica_that_starts_during_a_change_does_not_serve_with_the_old
         launcher.passes_test = False
         ranks[1].die()
         slow = await launcher.incarnation(1, 1)
-        changing = asyncio.ensure_future(group.update_weights("/models/next", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/next", "w2"))
         await load(ranks[0])
         assert await changing == {0: None}
         launcher.passes_test = True
@@ -262,7 +262,7 @@ async def test_a_replica_that_starts_during_a_change_does_not_serve_with_the_old
 
 async def test_a_change_that_its_caller_leaves_ends_with_one_kind_of_weights() -> None:
     async with running() as (group, launcher, ranks):
-        changing = asyncio.ensure_future(group.update_weights("/models/next", "w2"))
+        changing = asyncio.ensure_future(group.operation.update_weights("/models/next", "w2"))
         await load(ranks[0])
         await ranks[1].weights()
         changing.cancel()
@@ -281,5 +281,5 @@ async def test_nobody_is_there_to_take_new_weights() -> None:
         ranks[0].die()
         await launcher.incarnation(0, 1)
         with pytest.raises(NoReplicaReady):
-            await group.update_weights("/models/next", "w2")
+            await group.operation.update_weights("/models/next", "w2")
         assert group.info.weight_version == "w1"

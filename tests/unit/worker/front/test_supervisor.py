@@ -195,7 +195,7 @@ async def test_a_group_that_has_been_ready_is_not_ended_by_a_refusal() -> None:
     made = group()
     pace = Pace(backoff_initial_s=0.01, last_words_s=0.01)
     async with supervised(made, launcher, pace):
-        await made.described()
+        await made.description.complete()
         launcher.ready = None
         (await launcher.incarnation(0, 0)).die()
         refusing(await launcher.incarnation(0, 1), "INVALID_REQUEST")
