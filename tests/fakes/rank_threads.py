@@ -118,7 +118,8 @@ class RankThreads:
             tampers.append(make_tamper(config))
         watchdog = Watchdog(60)
         self._mailbox = Mailbox(mailbox)
-        self._root = LocalRoot([one for one, _ in pairs], deadline_s=deadline_s)
+        ours = [one for one, _ in pairs]
+        self._root = LocalRoot(ours, stage_size=tp, deadline_s=deadline_s)
         self._leaves = [LocalLeaf(other) for _, other in pairs]
         shape = Topology(pp=pp, tp=tp)
         loops = [Leader(self.turns[0], self._root, self._mailbox, watchdog, shape=shape)]

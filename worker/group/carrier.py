@@ -31,7 +31,7 @@ class Root(Protocol):
         """Send the record to every other rank.
 
         Raises:
-            PeerLost: A rank is gone, or took nothing within the deadline.
+            PeerLost: A rank is gone, or took nothing within its deadline.
         """
         ...
 

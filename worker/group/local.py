@@ -2,6 +2,8 @@
 
 Records go down as frames, marks come back as 8 bytes each. A rank that waits for
 a record waits without a deadline and without using the CPU; every answer has one.
+A record that does not fit into the socket waits for its rank. One of rank (0, 0)'s own
+stage reads at once; one of a later stage may compute a step before it reads.
 """
 
 import socket
@@ -14,17 +16,33 @@ from worker.group.carrier import PeerLost
 from worker.group.framing import HEADER, MAX_BODY_BYTES, FramingError, frame
 
 ANSWER_DEADLINE_S: Final = 4.0
+STEP_DEADLINE_S: Final = 60.0
 _MARK: Final = struct.Struct("<Q")
 
 
 class LocalRoot:
-    """Rank (0, 0)'s end; `sockets` by the number of the rank behind them."""
+    """Rank (0, 0)'s end."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], *, deadline_s: float = ANSWER_DEADLINE_S
+        self,
+        sockets: Sequence[socket.socket],
+        *,
+        stage_size: int = 1,
+        deadline_s: float = ANSWER_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
     ) -> None:
+        """Take the sockets.
+
+        Args:
+            sockets: By the number of the rank behind them, from 1.
+            stage_size: Ranks below this number are of rank (0, 0)'s own stage.
+            deadline_s: For a mark, and until one of those has read a record.
+            step_deadline_s: Until any other rank has read one.
+        """
         self._sockets = list(sockets)
+        self._stage_size = stage_size
         self._deadline_s = deadline_s
+        self._step_deadline_s = step_deadline_s
 
     def __repr__(self) -> str:
         return f"<LocalRoot of {len(self._sockets)} ranks>"
@@ -43,7 +61,8 @@ class LocalRoot:
             return
         framed = frame(record)
         for number, peer in enumerate(self._sockets, 1):
-            peer.settimeout(self._deadline_s)
+            near = number < self._stage_size
+            peer.settimeout(self._deadline_s if near else self._step_deadline_s)
             _send(peer, framed, f"rank {number}")
 
     def marks(self, ranks: Sequence[int], timeout_s: float | None = None) -> list[int]:

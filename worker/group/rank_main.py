@@ -110,7 +110,12 @@ def _log_ready(place: Place, ready: Ready) -> None:
 def _root(config: RankConfig) -> Root:
     if config.carrier == "local":
         sockets = [socket.socket(fileno=fd) for fd in config.broadcast_fds]
-        return LocalRoot(sockets, deadline_s=config.peer_timeout_s)
+        return LocalRoot(
+            sockets,
+            stage_size=config.tp,
+            deadline_s=config.peer_timeout_s,
+            step_deadline_s=config.step_timeout_s,
+        )
     from worker.group.gloo import GlooRoot  # needs torch
 
     return GlooRoot(config)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from worker.group.local import LocalLeaf, LocalRoot
 @pytest.fixture
 def pair() -> Iterator[tuple[LocalRoot, LocalLeaf]]:
     one, other = socket.socketpair()
-    root, leaf = LocalRoot([one], deadline_s=0.2), LocalLeaf(other)
+    root, leaf = LocalRoot([one], stage_size=2, deadline_s=0.2), LocalLeaf(other)
     yield root, leaf
     root.close()
     leaf.close()
@@ -78,6 +79,45 @@ def test_a_rank_that_reads_nothing_is_lost_after_the_deadline(
     root, _ = pair
     with pytest.raises(PeerLost, match="takes no more"):
         root.broadcast(bytes(8 << 20))
+
+
+@pytest.fixture
+def narrow() -> Iterator[tuple[socket.socket, LocalLeaf]]:
+    """A way on which only a part of `RECORD` has room, and the rank that would read it."""
+    one, other = socket.socketpair()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    leaf = LocalLeaf(other)
+    yield one, leaf
+    one.close()
+    leaf.close()
+
+
+RECORD = bytes(64 << 10)
+
+
+def test_a_later_stage_may_compute_longer_than_a_peer_may_be_silent_before_it_reads(
+    narrow: tuple[socket.socket, LocalLeaf],
+) -> None:
+    one, leaf = narrow
+    root = LocalRoot([one], stage_size=1, deadline_s=0.2, step_deadline_s=20)
+    got: list[bytes] = []
+    # Its step: the passing of time is what is measured here.
+    reader = threading.Timer(0.7, lambda: got.append(leaf.receive()))
+    reader.start()
+    began = time.monotonic()
+    root.broadcast(RECORD)
+    assert time.monotonic() - began > 0.4, "the record had room, so nothing was tested"
+    reader.join(10)
+    assert got == [RECORD]
+
+
+def test_a_later_stage_that_reads_nothing_for_as_long_as_a_step_may_take_is_lost(
+    narrow: tuple[socket.socket, LocalLeaf],
+) -> None:
+    one, _ = narrow
+    root = LocalRoot([one], stage_size=1, deadline_s=20, step_deadline_s=0.2)
+    with pytest.raises(PeerLost, match="rank 1 takes no more"):
+        root.broadcast(RECORD)
 
 
 def test_a_dead_rank_is_noticed_at_once(pair: tuple[LocalRoot, LocalLeaf]) -> None:
