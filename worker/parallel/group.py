@@ -19,7 +19,8 @@ class TensorGroup(Protocol):
 
     Every call but `begin` and `close` raises PeerLost when another rank is gone, was told
     to stop, or did not arrive within the deadline; and RankDesync when another rank
-    computes another plan, or makes another call than this one.
+    computes another plan. A plan decides its calls, so ranks of one plan make the same
+    ones: what only some of them call is a mistake in this program, and how it ends is open.
     """
 
     @property
