@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import MeshError
-from worker.front.jobs import Job, Owner, Share
+from worker.front.jobs import Job, Owner, StepPart
 from worker.request import (
     CacheDigest,
     LoadReport,
@@ -18,7 +18,7 @@ from worker.request import (
 class Nobody:
     """An owner that is only told apart."""
 
-    def on_share(self, dp_rank: int, share: Share) -> None: ...
+    def on_step(self, dp_rank: int, part: StepPart) -> None: ...
 
     def on_failed(self, entry_id: int, error: MeshError) -> None: ...
 

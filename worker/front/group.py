@@ -1,4 +1,4 @@
-"""The core of the front: requests in, shares of steps out, replicas and routers kept in step.
+"""The core of the front: requests in, parts of steps out, replicas and routers kept in step.
 
 Everything runs on the event loop and nothing here waits, but for `idle` and what replicas
 must answer. Knows replicas, jobs and feeds; knows no wire, no sockets and
@@ -54,7 +54,7 @@ class Subscriber(Protocol):
         ...
 
     def on_load(self, replica: Replica) -> None:
-        """A replica has a new load report. Comes after `on_share` of the same step."""
+        """A replica has a new load report. Comes after `on_step` of the same step."""
         ...
 
     def on_tick(self) -> None:
@@ -229,7 +229,7 @@ class Group:
         self._controls.fail(replica, error)
 
     def on_output(self, replica: Replica, output: StepOutput) -> None:
-        """Pass a step on: shares to owners, changes and load to routers."""
+        """Pass a step on: parts to owners, changes and load to routers."""
         events = replica.absorb(output)
         if replica.state is not ReplicaState.DOWN:
             self.meters.step(replica.dp_rank, output)
@@ -248,7 +248,7 @@ class Group:
             self._controls.answer(answer)
 
     def _pass_shares(self, replica: Replica, output: StepOutput) -> None:
-        shares = split(output, replica.jobs)
+        parts = split(output, replica.jobs)
         for started in output.started:
             begun = replica.jobs.get(started.request_id)
             if begun is not None and begun.counted:
@@ -262,9 +262,9 @@ class Group:
             job = replica.jobs.pop(request_id, None) if finish != GOES_ON else None
             if job is not None:
                 self._ended(replica, job, "finished")
-        for owner, share in shares.items():
-            share.weight_version = replica.weight_version
-            owner.on_share(replica.dp_rank, share)
+        for owner, part in parts.items():
+            part.weight_version = replica.weight_version
+            owner.on_step(replica.dp_rank, part)
 
     # Operation.
 

@@ -16,7 +16,7 @@ from worker.request import NO_TOPS, PromptScores, Started, StepOutput, Tops
 
 
 @dataclass(slots=True)
-class Share:
+class StepPart:
     """One owner's part of a step, in the owner's numbers. Columns as in `StepOutput`."""
 
     accepted: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Share:
 class Owner(Protocol):
     """Who submitted jobs. Its methods are quick and never raise."""
 
-    def on_share(self, dp_rank: int, share: Share) -> None:
+    def on_step(self, dp_rank: int, part: StepPart) -> None:
         """Take a part of a step. Jobs that finish in it are over."""
         ...
 
@@ -61,46 +61,46 @@ class Job:
     counted: bool = True  # the front's own probes are not
 
 
-def split(output: StepOutput, jobs: Mapping[int, Job]) -> dict[Owner, Share]:
+def split(output: StepOutput, jobs: Mapping[int, Job]) -> dict[Owner, StepPart]:
     """Divide a step among the owners of its jobs; what belongs to no job is left out."""
-    shares: dict[Owner, Share] = {}
+    parts: dict[Owner, StepPart] = {}
     for request_id in output.accepted:
         job = jobs.get(request_id)
         if job is not None:
-            _share_of(shares, job).accepted.append(job.entry_id)
+            _part_of(parts, job).accepted.append(job.entry_id)
     for started in output.started:
         job = jobs.get(started.request_id)
         if job is not None:
             renamed = Started(job.entry_id, started.cached_tokens, started.waited_us)
-            _share_of(shares, job).started.append(renamed)
+            _part_of(parts, job).started.append(renamed)
     for scores in output.prompt_scores:
         job = jobs.get(scores.request_id)
         if job is not None:
             of_owner = PromptScores(job.entry_id, scores.position, scores.logprobs, scores.tops)
-            _share_of(shares, job).prompt_scores.append(of_owner)
+            _part_of(parts, job).prompt_scores.append(of_owner)
     if output.request_ids:
-        _split_ids(output, jobs, shares)
-    return shares
+        _split_ids(output, jobs, parts)
+    return parts
 
 
-def _share_of(shares: dict[Owner, Share], job: Job) -> Share:
-    share = shares.get(job.owner)
-    if share is None:
-        share = shares[job.owner] = Share()
-    return share
+def _part_of(parts: dict[Owner, StepPart], job: Job) -> StepPart:
+    part = parts.get(job.owner)
+    if part is None:
+        part = parts[job.owner] = StepPart()
+    return part
 
 
-def _split_ids(output: StepOutput, jobs: Mapping[int, Job], shares: dict[Owner, Share]) -> None:
+def _split_ids(output: StepOutput, jobs: Mapping[int, Job], parts: dict[Owner, StepPart]) -> None:
     found = [jobs.get(request_id) for request_id in output.request_ids]
     present = [job for job in found if job is not None]
     owners = {job.owner for job in present}
     if len(owners) == 1 and len(present) == len(found):
         # The usual case, one router: the columns go on as they are.
-        share = _share_of(shares, present[0])
-        share.entry_ids = [job.entry_id for job in present]
-        share.positions, share.counts = output.positions, output.counts
-        share.finishes, share.token_ids = output.finishes, output.token_ids
-        share.logprobs, share.tops = output.logprobs, output.tops
+        part = _part_of(parts, present[0])
+        part.entry_ids = [job.entry_id for job in present]
+        part.positions, part.counts = output.positions, output.counts
+        part.finishes, part.token_ids = output.finishes, output.token_ids
+        part.logprobs, part.tops = output.logprobs, output.tops
         return
     rows: dict[Owner, list[int]] = {owner: [] for owner in owners}
     for row, job in enumerate(found):
@@ -109,16 +109,16 @@ def _split_ids(output: StepOutput, jobs: Mapping[int, Job], shares: dict[Owner, 
     starts = [0, *accumulate(output.counts)]
     for owner, chosen in rows.items():
         entry_ids = [job.entry_id for row in chosen if (job := found[row]) is not None]
-        share = shares.setdefault(owner, Share())
-        share.entry_ids = entry_ids
-        _fill(share, output, chosen, starts)
+        part = parts.setdefault(owner, StepPart())
+        part.entry_ids = entry_ids
+        _fill(part, output, chosen, starts)
 
 
-def _fill(share: Share, output: StepOutput, rows: Sequence[int], starts: Sequence[int]) -> None:
-    share.positions = [output.positions[row] for row in rows]
-    share.counts = [output.counts[row] for row in rows]
-    share.finishes = [output.finishes[row] for row in rows]
-    share.token_ids = b"".join(
+def _fill(part: StepPart, output: StepOutput, rows: Sequence[int], starts: Sequence[int]) -> None:
+    part.positions = [output.positions[row] for row in rows]
+    part.counts = [output.counts[row] for row in rows]
+    part.finishes = [output.finishes[row] for row in rows]
+    part.token_ids = b"".join(
         output.token_ids[starts[row] * ID_BYTES : starts[row + 1] * ID_BYTES] for row in rows
     )
     if not output.logprobs and not output.tops.counts:
@@ -126,9 +126,9 @@ def _fill(share: Share, output: StepOutput, rows: Sequence[int], starts: Sequenc
     places = [place for row in rows for place in range(starts[row], starts[row + 1])]
     if output.logprobs:
         logprobs = [output.logprobs[place] for place in places]
-        share.logprobs = () if all(map(math.isnan, logprobs)) else logprobs
+        part.logprobs = () if all(map(math.isnan, logprobs)) else logprobs
     if output.tops.counts:
-        share.tops = _tops_at(output.tops, places)
+        part.tops = _tops_at(output.tops, places)
 
 
 def _tops_at(tops: Tops, places: Sequence[int]) -> Tops:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from radixmesh.blocks import split_run
 from radixmesh.errors import MeshError
-from worker.front.jobs import Share
+from worker.front.jobs import StepPart
 from worker.request import GOES_ON, NO_TOPS, PromptScores, Tops
 
 
@@ -44,26 +44,26 @@ class PlainCall:
             if news.finish != GOES_ON:
                 return
 
-    def on_share(self, dp_rank: int, share: Share) -> None:
+    def on_step(self, dp_rank: int, part: StepPart) -> None:
         """Queue what is new."""
         del dp_rank
-        for started in share.started:
+        for started in part.started:
             self._cached_tokens = started.cached_tokens
-        if share.prompt_scores:
-            scores = tuple(share.prompt_scores)
+        if part.prompt_scores:
+            scores = tuple(part.prompt_scores)
             self._news.put_nowait(
                 Piece(b"", [], GOES_ON, self._cached_tokens, prompt_scores=scores)
             )
-        runs = split_run(share.token_ids, share.counts)
-        for ids, finish in zip(runs, share.finishes, strict=True):
-            logprobs = list(share.logprobs) if self._logprobs else []
+        runs = split_run(part.token_ids, part.counts)
+        for ids, finish in zip(runs, part.finishes, strict=True):
+            logprobs = list(part.logprobs) if self._logprobs else []
             piece = Piece(
                 ids,
                 logprobs,
                 finish,
                 self._cached_tokens,
-                share.tops,
-                weight_version=share.weight_version,
+                part.tops,
+                weight_version=part.weight_version,
             )
             self._news.put_nowait(piece)
 

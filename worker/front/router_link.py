@@ -1,4 +1,4 @@
-"""One router's link to the group: its requests, its shares of steps, its copy of the feed.
+"""One router's link to the group: its requests, its parts of steps, its copy of the feed.
 
 Knows entries, frames and lanes; decides nothing about replicas. The whole feed of
 a router (snapshots, events, proofs) leaves on the FEED lane, first in, first out: on two
@@ -19,7 +19,7 @@ from radixmesh.worker.v1.worker_service_pb2 import AttachRequest, AttachResponse
 from worker.front import wire
 from worker.front.feed_out import Cursor, Event
 from worker.front.group import Group
-from worker.front.jobs import Job, Share
+from worker.front.jobs import Job, StepPart
 from worker.front.replica import Replica, ReplicaState
 from worker.request import GOES_ON, LoadReport
 
@@ -119,14 +119,14 @@ class RouterLink:
 
     # Owner: what becomes of the jobs.
 
-    def on_share(self, dp_rank: int, share: Share) -> None:
+    def on_step(self, dp_rank: int, part: StepPart) -> None:
         """Send this router's part of a step, and the load with it."""
         replica = self._group.replicas[dp_rank]
         frame = AttachResponse()
-        wire.add_share(frame, share, dp_rank=dp_rank, incarnation=replica.incarnation)
+        wire.add_step(frame, part, dp_rank=dp_rank, incarnation=replica.incarnation)
         frame.loads.append(self._load_of([replica]))
         self._session.send(frame, Lane.CONTROL)
-        for entry_id, finish in zip(share.entry_ids, share.finishes, strict=True):
+        for entry_id, finish in zip(part.entry_ids, part.finishes, strict=True):
             if finish != GOES_ON:
                 self._session.close(entry_id)
                 self._forget(entry_id)

@@ -8,7 +8,7 @@ from radixmesh.errors import BadSampling
 from radixmesh.worker.v1 import feed_pb2, worker_service_pb2
 from worker.front.ask import Ask, GroupInfo
 from worker.front.feed_out import Chunk, Event, Proof
-from worker.front.jobs import Share
+from worker.front.jobs import StepPart
 from worker.front.replica import Replica, ReplicaState
 from worker.request import PromptScores, Sampling, Tops
 
@@ -115,30 +115,30 @@ def status(replica: Replica) -> feed_pb2.ReplicaStatus:
     )
 
 
-def add_share(
-    frame: worker_service_pb2.AttachResponse, share: Share, *, dp_rank: int, incarnation: int
+def add_step(
+    frame: worker_service_pb2.AttachResponse, part: StepPart, *, dp_rank: int, incarnation: int
 ) -> None:
     """Put an owner's part of a step into a frame."""
-    if share.accepted:
-        frame.accepted.add(entry_ids=share.accepted)
-    for started in share.started:
+    if part.accepted:
+        frame.accepted.add(entry_ids=part.accepted)
+    for started in part.started:
         frame.started.add(
             entry_id=started.request_id,
             cached_tokens=started.cached_tokens,
             waited_us=started.waited_us,
         )
-    if share.entry_ids or share.prompt_scores:
+    if part.entry_ids or part.prompt_scores:
         frame.steps.add(
             dp_rank=dp_rank,
             incarnation=incarnation,
-            entry_ids=share.entry_ids,
-            positions=share.positions,
-            counts=share.counts,
-            finishes=share.finishes,
-            token_ids=share.token_ids,
-            logprobs=share.logprobs,
-            tops=tops(share.tops),
-            prompt_scores=map(prompt_scores, share.prompt_scores),
+            entry_ids=part.entry_ids,
+            positions=part.positions,
+            counts=part.counts,
+            finishes=part.finishes,
+            token_ids=part.token_ids,
+            logprobs=part.logprobs,
+            tops=tops(part.tops),
+            prompt_scores=map(prompt_scores, part.prompt_scores),
         )
 
 

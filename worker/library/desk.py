@@ -24,7 +24,7 @@ from radixmesh.errors import (
     RequestPoisoned,
 )
 from worker.front.group import Group
-from worker.front.jobs import Share
+from worker.front.jobs import StepPart
 from worker.front.replica import ReplicaState
 from worker.library.run import SUSPECT_LOSSES, Delta, Run, tops_of
 from worker.request import GOES_ON
@@ -93,18 +93,18 @@ class Desk:
 
     # Owner: what the group says.
 
-    def on_share(self, dp_rank: int, share: Share) -> None:
+    def on_step(self, dp_rank: int, part: StepPart) -> None:
         """Take a step's part."""
         del dp_rank
-        for started in share.started:
+        for started in part.started:
             run = self._running.get(started.request_id)
             if run is not None and run.cached_tokens is None:
                 run.cached_tokens = started.cached_tokens
-        for scores in share.prompt_scores:
+        for scores in part.prompt_scores:
             run = self._running.get(scores.request_id)
             if run is not None:
                 run.take_scores(scores.position, scores.logprobs, tops_of(scores.tops))
-        for entry_id, delta in _deltas(share):
+        for entry_id, delta in _deltas(part):
             run = self._running.get(entry_id)
             if run is not None:
                 self._take(entry_id, run, delta)
@@ -216,21 +216,21 @@ class Desk:
         return dp_rank if replica is not None and replica.state is ReplicaState.UP else None
 
 
-def _deltas(share: Share) -> Iterator[tuple[int, Delta]]:
-    tops = tops_of(share.tops)
+def _deltas(part: StepPart) -> Iterator[tuple[int, Delta]]:
+    tops = tops_of(part.tops)
     at = 0
-    rows = zip(share.entry_ids, share.positions, share.counts, share.finishes, strict=True)
+    rows = zip(part.entry_ids, part.positions, part.counts, part.finishes, strict=True)
     for entry_id, position, count, finish in rows:
         end = at + count
         yield (
             entry_id,
             Delta(
                 position=position,
-                ids=share.token_ids[at * ID_BYTES : end * ID_BYTES],
-                logprobs=share.logprobs[at:end],
+                ids=part.token_ids[at * ID_BYTES : end * ID_BYTES],
+                logprobs=part.logprobs[at:end],
                 tops=tops[at:end],
                 finish=finish,
-                weight_version=share.weight_version,
+                weight_version=part.weight_version,
             ),
         )
         at = end

@@ -22,11 +22,11 @@ def test_every_owner_gets_exactly_its_own_ids(
 ) -> None:
     people = [Nobody(), Nobody(), Nobody()]
     jobs = {number: job(number, people[owners[number]]) for number in rows if owners[number] >= 0}
-    shares = split(step(rows.items()), jobs)
+    parts = split(step(rows.items()), jobs)
     got = {}
-    for owner, share in shares.items():
-        runs = split_run(share.token_ids, share.counts)
-        for entry_id, position, run in zip(share.entry_ids, share.positions, runs, strict=True):
+    for owner, part in parts.items():
+        runs = split_run(part.token_ids, part.counts)
+        for entry_id, position, run in zip(part.entry_ids, part.positions, runs, strict=True):
             got[owner, entry_id, position] = run
     wanted = {
         (each.owner, number + 1000, number * 10): pack_ids(rows[number])
@@ -39,18 +39,18 @@ def test_acceptance_and_start_are_renamed_and_strangers_left_out() -> None:
     owner = Nobody()
     jobs = {1: job(1, owner)}
     output = step([], accepted=[1, 2], started=[Started(1, 32, 500), Started(2, 0, 0)])
-    shares = split(output, jobs)
-    assert list(shares) == [owner]
-    assert shares[owner].accepted == [1001]
-    assert shares[owner].started == [Started(1001, 32, 500)]
+    parts = split(output, jobs)
+    assert list(parts) == [owner]
+    assert parts[owner].accepted == [1001]
+    assert parts[owner].started == [Started(1001, 32, 500)]
 
 
 def test_logprobs_go_only_to_owners_who_asked() -> None:
     asked, quiet = Nobody(), Nobody()
     jobs = {1: job(1, asked), 2: job(2, quiet)}
-    shares = split(step([(1, [7]), (2, [8])], logprobs=[-0.5, math.nan]), jobs)
-    assert list(shares[asked].logprobs) == [-0.5]
-    assert list(shares[quiet].logprobs) == []
+    parts = split(step([(1, [7]), (2, [8])], logprobs=[-0.5, math.nan]), jobs)
+    assert list(parts[asked].logprobs) == [-0.5]
+    assert list(parts[quiet].logprobs) == []
 
 
 @given(
@@ -75,22 +75,22 @@ def test_every_id_keeps_its_own_alternatives(counts: list[tuple[int, list[int]]]
         logprobs=[-float(one) for _, _, ids in named for one in ids],
     )
     output = step([(number, row) for number, (_, row) in enumerate(counts)], tops=tops)
-    for owner, share in split(output, jobs).items():
+    for owner, part in split(output, jobs).items():
         mine = [ids for number, _, ids in named if number in jobs and jobs[number].owner is owner]
         flat = [one for ids in mine for one in ids]
-        if share.tops.counts or any(mine):
-            assert list(share.tops.counts) == [len(ids) for ids in mine]
-        assert share.tops.ids == flat
-        assert share.tops.logprobs == [-float(one) for one in flat]
+        if part.tops.counts or any(mine):
+            assert list(part.tops.counts) == [len(ids) for ids in mine]
+        assert part.tops.ids == flat
+        assert part.tops.logprobs == [-float(one) for one in flat]
 
 
 def test_alternatives_go_only_to_owners_who_asked() -> None:
     asked, quiet = Nobody(), Nobody()
     jobs = {1: job(1, asked), 2: job(2, quiet)}
     tops = Tops([2, 0], [5, 6], [-0.1, -0.2])
-    shares = split(step([(1, [7]), (2, [8])], tops=tops), jobs)
-    assert shares[asked].tops == Tops([2], [5, 6], [-0.1, -0.2])
-    assert shares[quiet].tops == Tops()
+    parts = split(step([(1, [7]), (2, [8])], tops=tops), jobs)
+    assert parts[asked].tops == Tops([2], [5, 6], [-0.1, -0.2])
+    assert parts[quiet].tops == Tops()
 
 
 def test_scores_of_prompts_are_renamed_even_where_no_id_came() -> None:
@@ -100,7 +100,7 @@ def test_scores_of_prompts_are_renamed_even_where_no_id_came() -> None:
         PromptScores(number, 1, [-0.5 * number], Tops([1], [number], [-0.1]))
         for number in (1, 2, 3)
     ]
-    shares = split(step([], prompt_scores=scores), jobs)
-    assert shares[one].prompt_scores == [PromptScores(1001, 1, [-0.5], Tops([1], [1], [-0.1]))]
-    assert shares[other].prompt_scores == [PromptScores(1002, 1, [-1.0], Tops([1], [2], [-0.1]))]
-    assert not shares[one].entry_ids
+    parts = split(step([], prompt_scores=scores), jobs)
+    assert parts[one].prompt_scores == [PromptScores(1001, 1, [-0.5], Tops([1], [1], [-0.1]))]
+    assert parts[other].prompt_scores == [PromptScores(1002, 1, [-1.0], Tops([1], [2], [-0.1]))]
+    assert not parts[one].entry_ids

@@ -16,7 +16,7 @@ from worker.front.ask import Ask
 from worker.front.crew import Crew
 from worker.front.feed_out import Event
 from worker.front.group import Group
-from worker.front.jobs import Share
+from worker.front.jobs import StepPart
 from worker.front.meters import Meters
 from worker.front.plan import GroupPlan
 from worker.front.probes import ProbePace
@@ -54,9 +54,9 @@ class Caller(Nobody):
         self.versions: list[str] = []
         self.news = asyncio.Event()
 
-    def on_share(self, dp_rank: int, share: Share) -> None:
-        if share.entry_ids:
-            self.versions.append(share.weight_version)
+    def on_step(self, dp_rank: int, part: StepPart) -> None:
+        if part.entry_ids:
+            self.versions.append(part.weight_version)
             self.news.set()
 
 
