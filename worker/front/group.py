@@ -1,8 +1,7 @@
 """The core of the front: requests in, parts of steps out, replicas and routers kept in step.
 
 Everything runs on the event loop and nothing here waits, but for `idle` and what replicas
-must answer. Knows replicas, jobs and feeds; knows no wire, no sockets and
-no processes.
+must answer. Knows replicas, jobs and feeds; knows no wire, no sockets and no processes.
 """
 
 import asyncio
