@@ -43,9 +43,10 @@ class WorkerSettings(ServiceSettings):
     carrier: Literal["auto", "local", "gloo"] = "auto"
     """How steps are told to the ranks: `local` sockets, or `gloo`; auto: local on one host."""
     tensors: Literal["auto", "shm", "gloo"] = "auto"
-    """How tensor-parallel ranks add up: shared memory, or gloo (NCCL on CUDA)."""
+    """How tensor-parallel ranks add up: in shared memory, or by gloo (NCCL on CUDA); auto: in
+    shared memory on one host, where it can be had."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Plan a step while the one before it is computed; auto: where it helps."""
+    """Plan a step while the one before it is computed; auto: off."""
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
     """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
     threads: int = Field(0, ge=0)
@@ -56,7 +57,7 @@ class WorkerSettings(ServiceSettings):
     kv_tokens: int = Field(0, ge=0)
     """Ids whose KV one replica can hold; 0 means as many as --kv-bytes allow."""
     kv_bytes: int = Field(1024 * MIB, ge=MIB)
-    """Bytes of one replica's KV cache when --kv-tokens is 0; 1 GiB."""
+    """Bytes of each rank's KV cache when --kv-tokens is 0; 1 GiB."""
     max_model_len: int = Field(0, ge=0)
     """Prompt and output ids of one request; 0 means what the model allows."""
     max_running: int = Field(64, ge=1)
@@ -81,7 +82,7 @@ class WorkerSettings(ServiceSettings):
     """Fake engine: milliseconds of a step that decodes; 0 means at once."""
     fake_kv_blocks: int = Field(0, ge=0)
     """Fake engine: blocks of the KV cache; 0 means from --kv-tokens, else 4096."""
-    fake_faults: list[str] = Field(default_factory=list)
+    fake_faults: list[str] = Field([])
     """Fake engine: faults to act out, for tests; a comma-separated list."""
 
     host: str = "127.0.0.1"
