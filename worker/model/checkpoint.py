@@ -17,6 +17,8 @@ from radixmesh.errors import InvalidRequest
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
+# What quantized weights are stored as means something only with their scales.
+_FORMATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -92,7 +94,8 @@ class Checkpoint:
         """Read one part and convert it; on the CPU.
 
         Raises:
-            InvalidRequest: It is not there, has another shape, or can't be read.
+            InvalidRequest: It is not there, has another shape, is not in plain floating-point
+                numbers, or can't be read.
         """
         name = self.name_of(part)
         if name is None:
@@ -102,6 +105,9 @@ class Checkpoint:
             if tuple(found.get_shape()) != part.shape:
                 shapes = f"{tuple(found.get_shape())}, expected {part.shape}"
                 raise InvalidRequest(f"--model: {name} in {self._folder} is {shapes}")
+            if found.get_dtype() not in _FORMATS:
+                kind = f"{found.get_dtype()}; quantized weights are not served"
+                raise InvalidRequest(f"--model: {name} in {self._folder} is {kind}")
             tensor: Tensor = found[_index(part)]
         except (OSError, SafetensorError) as error:
             raise InvalidRequest(

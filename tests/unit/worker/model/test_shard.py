@@ -107,6 +107,19 @@ def test_a_model_in_several_files_gives_the_same_share(tmp_path: Path, llama: Pa
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_weights_are_refused_and_not_read_as_numbers(
+    tmp_path: Path, llama: Path, kind: torch.dtype
+) -> None:
+    tensors = load_file(llama / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(kind)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    with pytest.raises(InvalidRequest, match=f"{name} in .* is .*quantized"):
+        load(tmp_path, tp=2)
+
+
 def test_a_tied_head_shares_the_embedding_s_memory_on_one_stage(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama", tie_word_embeddings=True)
     only = load(folder, tp=2, tp_rank=1).module
