@@ -38,16 +38,8 @@ def next_state(state: int, token_id: int) -> int:
     return xxhash.xxh3_64_intdigest(token_id.to_bytes(4, "little"), state)
 
 
-def fake_next_id(ids: Sequence[int], ordinary: Sequence[int]) -> int:
-    """Return the id that follows `ids`, prompt and output alike."""
-    state = FIRST_STATE
-    for token_id in ids:
-        state = next_state(state, token_id)
-    return ordinary[state % len(ordinary)]
-
-
 class FakeEngine:
-    """Draws ids by `fake_next_id`, at a set pace, with scripted faults."""
+    """Draws ids as above, at a set pace, with scripted faults."""
 
     def __init__(
         self, vocabulary: Vocabulary, info: EngineInfo, fake: FakeConfig, faults: list[Fault]

@@ -13,7 +13,7 @@ from tests.fakes.plans import reserved
 from worker.config import FakeConfig, RankConfig
 from worker.engine.build import build_engine
 from worker.engine.engine import Row, StepPlan, run_step
-from worker.engine.fake import FakeEngine, fake_next_id
+from worker.engine.fake import FakeEngine
 from worker.engine.faults import parse_faults
 from worker.request import Sampling
 
@@ -48,13 +48,6 @@ def row(
         sampling=sampling or Sampling(seed=1),
         banned=banned,
     )
-
-
-def test_the_next_id_is_the_oracle_s(model_dir: Path) -> None:
-    ordinary = ordinary_ids(model_dir)
-    for length in range(1, 50):
-        ids = list(range(length, 2 * length))
-        assert fake_next_id(ids, ordinary) == oracle_next(ids, ordinary)
 
 
 def test_one_id_swapped_lost_or_doubled_changes_what_follows(model_dir: Path) -> None:
