@@ -24,7 +24,7 @@ from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# After the last token, links may take so long to pass it on.
+# After the last token, or a refusal, calls may take so long to pass it on.
 LAST_WRITES_S = 0.2
 
 
@@ -65,6 +65,9 @@ async def serve(
             await _drain(group, server, settings.drain_grace_s)
             health.cancel()
     finally:
+        if not group.description.known:
+            group.description.end()
+            await asyncio.sleep(LAST_WRITES_S)
         await server.stop()
         if metrics is not None:
             metrics.close()

@@ -6,9 +6,13 @@ from typing import Any
 
 import grpc.aio
 import msgspec
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from radixmesh import errors
+from radixmesh.rpc.status import from_rpc_error
+from radixmesh.worker.v1.worker_service_pb2 import AttachRequest
+from radixmesh.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.fakes.router_end import DOWN, DRAINING, UP, attach
 from tests.fakes.scripted_ranks import READY, Row, ScriptedLauncher
 from tests.fakes.worker_front import run_front
@@ -58,6 +62,23 @@ async def test_a_router_that_comes_before_any_rank_is_ready_waits_for_one(model_
         assert not router.link.connected
         ranks.send(READY)
         await router.until_up(0)
+
+
+async def test_a_router_that_waits_for_a_rank_is_refused_when_the_front_ends(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = asyncio.Event()
+    front = run_front(model_dir, launch=ScriptedLauncher(ready=None), stop=stop)
+    async with front as address, grpc.aio.insecure_channel(address) as channel:
+        call = WorkerServiceStub(channel).Attach()
+        await call.write(AttachRequest())
+        # Calls of one connection begin in their order: that one waits when this is answered.
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        stop.set()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert isinstance(from_rpc_error(refused.value), errors.Draining)
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 async def test_ranks_that_are_not_ready_in_time_are_started_anew(model_dir: Path) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from radixmesh.errors import InternalError, NoReplicaReady
+from radixmesh.errors import Draining, InternalError, NoReplicaReady
 from worker.front.ask import GroupInfo
 from worker.front.probes import ProbePace
 from worker.request import Ready
@@ -81,8 +81,18 @@ class Description:
         return self._info.kv_blocks if self._info else 0
 
     async def complete(self) -> None:
-        """Wait until a rank has been ready once."""
+        """Wait until a rank has been ready once.
+
+        Raises:
+            Draining: None ever will be.
+        """
         await self._complete.wait()
+        if self._info is None:
+            raise Draining("the group ended before it was ready")
+
+    def end(self) -> None:
+        """Refuse whoever still waits for a rank to be ready."""
+        self._complete.set()
 
     def learn(self, ready: Ready) -> None:
         """Take over what a rank can do.
