@@ -48,7 +48,7 @@ class Turns:
         self._under_way: deque[StepPlan] = deque()
         self._digest = PlanDigest()
         # Told the number of the step that is to be committed, before its result is awaited:
-        # from a stage that planned something else none would ever come.
+        # for that a stage which stands still would be given as long as a step may take.
         self.before_commit: Callable[[int], None] = lambda _: None
         # What one rank can't do, none does; the loops of `rank.py` ask the others.
         self.together: Together = alone

@@ -75,6 +75,17 @@ def test_a_stage_that_misses_a_step_is_lost_after_a_peer_s_time(
     assert isinstance(ends_within(5, replica, requests), RankDesync | PeerLost)
 
 
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize(("pp", "stage"), [(2, 1), (4, 1), (4, 3)])
+def test_a_stage_that_stands_still_is_lost_after_a_peer_s_time_and_not_a_step_s(
+    started: list[RankThreads], pp: int, stage: int, requests: int
+) -> None:
+    faults = [f"skip@step={step}:pp={stage}" for step in range(3, 40)]
+    replica = RankThreads(pp=pp, staged=True, faults=faults, deadline_s=0.3)
+    started.append(replica)
+    assert isinstance(ends_within(5, replica, requests), PeerLost)
+
+
 def test_the_plans_of_a_rank_that_lost_another_are_in_the_log(
     started: list[RankThreads], caplog: pytest.LogCaptureFixture
 ) -> None:
