@@ -19,17 +19,10 @@ from worker.node.share import Life, Share
 class RankSet:
     """All ranks of one incarnation. `mailbox` is the front's end of the socket to rank (0, 0)."""
 
-    def __init__(
-        self, mailbox: socket.socket, here: Share, elsewhere: Sequence[RemoteShare] = ()
-    ) -> None:
-        self.mailbox = mailbox
-        self._here = here
+    def __init__(self, here: Share, elsewhere: Sequence[RemoteShare] = ()) -> None:
+        assert here.mailbox is not None, "host 0 has every rank (0, 0)"
+        self.mailbox: socket.socket = here.mailbox
         self._shares: list[Share | RemoteShare] = [here, *elsewhere]
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the ranks on this host, in rank order."""
-        return [rank.pid for rank in self._here.ranks]
 
     async def first_end(self) -> str:
         """Wait until a rank ends or a host is lost; return which and how, for people."""
@@ -76,11 +69,11 @@ class RankLauncher:
             return await self._start_everywhere(self._rendezvous, life)
         address = self._base.host
         if not needs_meeting(self._base):
-            return _whole(await self._host.start(life, address=address))
+            return RankSet(await self._host.start(life, address=address))
         # Bound here and passed on, so that nobody else can take the port meanwhile.
         with socket.create_server((address, 0)) as store:
             here = await self._host.start(_met(life, store), address=address, store=store)
-        return _whole(here)
+        return RankSet(here)
 
     async def aclose(self) -> None:
         """End what starts the ranks, and what is left of them."""
@@ -96,7 +89,7 @@ class RankLauncher:
             except BaseException:
                 await asyncio.gather(*(share.end(0) for share in elsewhere))
                 raise
-        return _whole(here, elsewhere)
+        return RankSet(here, elsewhere)
 
 
 @asynccontextmanager
@@ -124,8 +117,3 @@ def _met(life: Life, store: socket.socket) -> Life:
     return Life(
         dp_rank=life.dp_rank, incarnation=life.incarnation, store_host=host, store_port=port
     )
-
-
-def _whole(here: Share, elsewhere: Sequence[RemoteShare] = ()) -> RankSet:
-    assert here.mailbox is not None, "host 0 has every rank (0, 0)"
-    return RankSet(here.mailbox, here, elsewhere)

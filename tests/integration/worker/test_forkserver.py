@@ -63,7 +63,9 @@ async def test_one_server_starts_all_ranks_and_keeps_none_of_their_descriptors(
 
 async def test_ranks_lead_sessions_and_read_nothing(launcher: RankLauncher) -> None:
     ranks = await start(launcher)
-    for pid in ranks.pids:
+    processes = ranks_of(os.getpid())
+    assert len(processes) == 3
+    for pid in (process.pid for process in processes):
         assert os.getsid(pid) == pid
         assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull  # noqa: PTH115
     await end(ranks)
@@ -74,7 +76,8 @@ async def test_a_killed_rank_is_told_at_once_and_by_name(
     launcher: RankLauncher, number: signal.Signals
 ) -> None:
     ranks = await start(launcher)
-    os.kill(ranks.pids[1], number)
+    [victim] = ranks_of(os.getpid(), "tp=1")
+    victim.send_signal(number)
     async with asyncio.timeout(1):
         assert await ranks.first_end() == f"rank dp=0 pp=0 tp=1 was killed by {number.name}"
     await end(ranks)
