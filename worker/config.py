@@ -31,8 +31,9 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model_dir: A Hugging Face directory.
         engine: `torch` or `fake`.
-        dp_rank: Which replica this rank belongs to; pp_rank and tp_rank: where in it.
-        incarnation: Of the replica; a label here.
+        dp: Replicas of the group; pp: stages of each; tp: ranks of each stage.
+        dp_rank: Which replica this rank belongs to.
+        pp_rank: In which stage of it; tp_rank: where in that.
         block_tokens: Ids per KV block; 0 means what the engine wants.
         kv_tokens: Ids that the KV cache holds; 0 means by `kv_bytes`.
         kv_bytes: Bytes for the KV cache of this rank.
@@ -43,11 +44,13 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
         threads: CPU threads of this rank; 0 means what the library takes.
         device: Which accelerator of this host, modulo their number; unused on the CPU.
         dtype: `auto`, or torch's name of one.
+        fake: For the engine `fake` only.
         order: `lpm` (the longest cached prefix goes first) or `fcfs`.
         ageing_ms: A request that has waited so long goes before any that has not.
-        overlap: Whether a step is planned while the one before it is computed.
+        overlap: Whether a step is planned while the one before it is computed; of no
+            effect where there are several stages.
         step_timeout_s: A step that takes longer is stuck: the rank dumps its stack and exits.
-        peer_timeout_s: A rank that another one waits for has so long.
+        peer_timeout_s: A rank that another one waits for has so long, unless it computes.
         carrier: `local` or `gloo`: how records travel.
         tensors: `shm` or `gloo`: how the tensors of a stage's tp ranks travel.
         mailbox_fd: Inherited socket to the front; -1 on every rank but (0, 0).
@@ -60,7 +63,6 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
         host: Address of this rank's host, for gloo.
         store_host: Where the ranks of this replica meet, for gloo; store_port: likewise.
         store_fd: Inherited listening socket of that place; -1 on every rank but (0, 0).
-        title: Process title; empty means made from the coordinates.
         log_level: Of the standard library's logging.
     """
 
@@ -72,7 +74,6 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: int = 0
     pp_rank: int = 0
     tp_rank: int = 0
-    incarnation: int = 0
     block_tokens: int = 0
     kv_tokens: int = 0
     kv_bytes: int = 1 << 30
@@ -99,7 +100,6 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_host: str = "127.0.0.1"
     store_port: int = 0
     store_fd: int = -1
-    title: str = ""
     log_level: str = "INFO"
 
     @property

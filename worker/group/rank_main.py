@@ -39,7 +39,7 @@ def run(config: RankConfig) -> int:
     """Be this rank until the front is gone; return the exit status."""
     began = time.perf_counter()
     place = Place(config.dp_rank, config.pp_rank, config.tp_rank)
-    setproctitle.setproctitle(config.title or f"radixmesh-worker rank {place}")
+    setproctitle.setproctitle(f"radixmesh-worker rank {place}")
     setup_logging("worker", config.log_level)
     dump_on_signal("starting")
     if config.mailbox_fd < 0:

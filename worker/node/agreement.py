@@ -11,8 +11,8 @@ from worker.config import RankConfig
 # Of one host or one rank only; or agreed upon when the ranks are ready.
 _OWN: Final = frozenset(
     (
-        *("model_dir", "threads", "device", "dp", "kv_bytes", "log_level", "title", "spin"),
-        *("dp_rank", "pp_rank", "tp_rank", "incarnation"),
+        *("model_dir", "threads", "device", "dp", "kv_bytes", "log_level", "spin"),
+        *("dp_rank", "pp_rank", "tp_rank"),
         *("mailbox_fd", "broadcast_fds", "tensor_fd"),
         *("host", "store_host", "store_port", "store_fd"),
     )

@@ -56,7 +56,6 @@ class _Wiring:
             dp_rank=place.dp_rank,
             pp_rank=place.pp_rank,
             tp_rank=place.tp_rank,
-            incarnation=life.incarnation,
             device=topology.device(place),
             store_host=life.store_host,
             store_port=life.store_port,

@@ -16,7 +16,6 @@ CONFIG = RankConfig(
     model_dir="/models/a b'\"\n",
     engine="fake",
     tp=3,
-    incarnation=2**63,
     fake=FakeConfig(eos_after=3, faults=("exit@step=20", "hang@step=1:tp=1")),
     mailbox_fd=5,
     broadcast_fds=(7, 9),
