@@ -46,7 +46,7 @@ class WorkerSettings(ServiceSettings):
     """How tensor-parallel ranks add up: in shared memory, or by gloo (NCCL on CUDA); auto: in
     shared memory on one host, where it can be had."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Plan a step while the one before it is computed; auto: off."""
+    """Plan a step while the one before it is computed, where --pp is 1; auto: off."""
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
     """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
     threads: int = Field(0, ge=0)
@@ -95,7 +95,7 @@ class WorkerSettings(ServiceSettings):
     """How much is logged."""
 
     startup_timeout_s: Seconds = Field(600.0, gt=0)
-    """A replica whose ranks are not ready after so many seconds is started anew."""
+    """Ranks that load a model, or new weights, for more seconds are started anew."""
     step_timeout_s: Seconds = Field(60.0, gt=0)
     """A replica whose ranks, busy or idle, answer nothing for so many seconds is started anew."""
     peer_timeout_s: Seconds = Field(4.0, gt=0)

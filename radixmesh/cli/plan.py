@@ -104,7 +104,7 @@ class UpSettings(ServiceSettings):
     kv_tokens: int | None = None
     """Worker: ids whose KV a replica can hold; 0 (by --kv-bytes) unless given."""
     kv_bytes: int | None = None
-    """Worker: bytes of a replica's KV cache; 1073741824 (1 GiB) unless given."""
+    """Worker: bytes of each rank's KV cache; 1073741824 (1 GiB) unless given."""
     max_model_len: int | None = None
     """Worker: prompt and output ids of a request; 0 (what the model allows) unless given."""
     max_running: int | None = None
