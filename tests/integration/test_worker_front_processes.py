@@ -203,13 +203,17 @@ async def test_a_request_that_kills_its_rank_again_and_again_hurts_no_other_repl
         assert (1, DOWN) not in router.history
 
 
-async def test_two_hundred_streams_half_of_them_cancelled_leave_nothing(model_dir: Path) -> None:
+@pytest.mark.parametrize("pp", [1, 4])
+async def test_two_hundred_streams_half_of_them_cancelled_leave_nothing(
+    model_dir: Path, pp: int
+) -> None:
     rng = random.Random(7)
     async with (
-        run_front(model_dir, fake_decode_ms=2, max_running=32) as address,
+        run_front(model_dir, pp=pp, fake_decode_ms=2, max_running=32) as address,
         attach(address) as router,
     ):
         await router.until_up(0)
+        router.history.clear()
         outputs = [router.submit(prompt, max_tokens=30) for prompt in prompts(200)]
 
         async def leave(output: Output) -> None:
@@ -224,6 +228,7 @@ async def test_two_hundred_streams_half_of_them_cancelled_leave_nothing(model_di
         async with asyncio.timeout(2):
             await router.until(lambda: drained(router))
         assert not router.link.entries
+        assert router.history == [], "all ranks agreed to the end"
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
