@@ -1,7 +1,10 @@
 """A rank that is told to writes its stacks and its state to the log, and goes on."""
 
+import re
 import subprocess
 import sys
+
+from tests.fakes.replica import FakeReplica, add
 
 RANK = """
 import logging, signal, sys
@@ -26,3 +29,12 @@ def test_a_rank_that_is_given_up_says_where_it_is_and_how_far_it_had_come() -> N
     assert "in waits_for_a_record" in rank.stderr
     assert "rank is given up ['step', 7]" in rank.stderr
     assert "starting" not in rank.stderr
+
+
+def test_the_state_of_a_rank_tells_what_it_decided_last() -> None:
+    replica = FakeReplica()
+    replica.turn(add(7, [3, 4, 5]))
+    replica.turn()
+    prefill, decode = re.findall(r"(\d+) [0-9a-f]{16} (\[\(7.*?\)\])", repr(replica.turns))
+    assert prefill == ("0", "[(7, 0, 3)]")
+    assert decode == ("1", "[(7, 3, 1)]")
