@@ -159,8 +159,9 @@ class Supervisor:
         try:
             error = await life.run(incarnation)
             # What told of the loss may be a rank that waited in vain for a stuck one. First
-            # of all: those that only wait would end with the socket.
-            ranks.dump()
+            # of all: those that only wait would end with the socket. A refusal says all.
+            if not isinstance(error, REFUSALS):
+                ranks.dump()
             grace_s = self._pace.dump_s
         finally:
             life.close()
