@@ -1,121 +1,125 @@
-"""A fork server and its ranks, from a blocking starter's side."""
+"""A fork server and ranks, started as a front does, from a blocking test's side."""
 
+import asyncio
+import os
+import signal
 import socket
-import subprocess
-import sys
-from typing import IO
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
-from radixmesh.settings import child_environment
 from tests.fakes.rank_threads import FrontEnd
 from worker.config import FakeConfig, RankConfig
-from worker.group.framing import HEADER, FrameSplitter
-from worker.group.launch import Ended, Kill, Start, Started, decode_answer, descriptors
+from worker.group.launch import needs_meeting
 from worker.group.topology import Topology
+from worker.node.forks import ForkServer, RankProcess
+from worker.node.share import Life, Share, start_share
 
-
-class Forked:
-    """A rank process that a fork server started."""
-
-    def __init__(self, forks: "Forks", number: int) -> None:
-        self._forks = forks
-        self.number = number
-        self.pid = 0
-        self.status: int | None = None
-
-    def wait(self) -> int:
-        """Its exit status, once it has ended."""
-        while self.status is None:
-            self._forks.hear()
-        return self.status
-
-    def kill(self) -> None:
-        self._forks.order(Kill(self.number), [])
+T = TypeVar("T")
 
 
 class Forks:
-    """The fork server; `close` ends it as the end of a front does. `log`: where all is logged."""
+    """The fork server, on an event loop of its own; `close` ends it as the end of a front does.
+
+    All that it and its ranks log goes to `log`, where one is given.
+    """
 
     def __init__(self, base: RankConfig, log: IO[bytes] | None = None) -> None:
-        self._sock, theirs = socket.socketpair()
-        self._sock.settimeout(10)
-        self._splitter = FrameSplitter()
-        self.ranks: dict[int, Forked] = {}
-        with theirs:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "worker.group.forkserver"),
-                    *(str(theirs.fileno()), msgspec.json.encode(base).decode()),
-                ],
-                env=child_environment(OPENBLAS_NUM_THREADS="1"),
-                pass_fds=[theirs.fileno()],
-                stderr=log,
-            )
+        self._loop = asyncio.new_event_loop()
+        # The kernel ends the server with the thread that started it.
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        with _stderr_to(log):
+            self.server = self.run(ForkServer.start(base))
 
-    def fork(self, config: RankConfig) -> Forked:
-        """Start a rank and wait until it runs."""
-        rank = Forked(self, len(self.ranks) + 1)
-        self.ranks[rank.number] = rank
-        self.order(Start(rank.number, config), descriptors(config))
-        while not rank.pid:
-            self.hear()
-        return rank
-
-    def order(self, order: Start | Kill, fds: list[int]) -> None:
-        body = msgspec.json.encode(order)
-        socket.send_fds(self._sock, [HEADER.pack(len(body))], fds)
-        self._sock.sendall(body)
-
-    def hear(self) -> None:
-        """Wait for what the fork server says next."""
-        data = self._sock.recv(1 << 16)
-        assert data, "the fork server is gone"
-        for body in self._splitter.feed(data):
-            match decode_answer(body):
-                case Started(number, pid):
-                    self.ranks[number].pid = pid
-                case Ended(number, status):
-                    self.ranks[number].status = status
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def close(self) -> None:
-        self._sock.close()
-        try:
-            self.process.wait(10)
-        finally:
-            self.process.kill()
-            self.process.wait()
+        self.run(self.server.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Forked:
+    """A rank process."""
+
+    def __init__(self, forks: Forks, rank: RankProcess) -> None:
+        self._forks = forks
+        self._rank = rank
+        self.pid = rank.pid
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        return self._forks.run(self._ended())
+
+    def kill(self) -> None:
+        """Kill it, if it has not ended."""
+        self._forks.run(self._kill())
+
+    async def _ended(self) -> int:
+        async with asyncio.timeout(10):
+            return await asyncio.shield(self._rank.ended)
+
+    async def _kill(self) -> None:
+        self._forks.server.signal([self._rank], signal.SIGKILL)
 
 
 class ForkedRanks:
-    """Processes of one replica and the front's end of it."""
+    """Processes of one replica, and the front's end of it. The last may have faults of its own."""
 
     def __init__(self, forks: Forks, base: RankConfig, last_faults: tuple[str, ...] = ()) -> None:
-        front, mailbox = socket.socketpair()
-        topology = Topology(pp=base.pp, tp=base.tp)
-        pairs = [socket.socketpair() for _ in range(topology.size - 1)]
-        store = socket.create_server(("127.0.0.1", 0))
-        self.front = FrontEnd(front)
-        self.processes: list[Forked] = []
-        local = base.carrier == "local"
-        for number, place in enumerate(topology.replica(0)):
-            ours = [one for one, _ in pairs] if number == 0 else [pairs[number - 1][1]]
-            is_last = number and number == len(pairs)
-            config = msgspec.structs.replace(
-                base,
-                fake=FakeConfig(faults=last_faults) if is_last and last_faults else base.fake,
-                pp_rank=place.pp_rank,
-                tp_rank=place.tp_rank,
-                mailbox_fd=-1 if number else mailbox.fileno(),
-                broadcast_fds=tuple(sock.fileno() for sock in ours) if local else (),
-                store_fd=-1 if local or number else store.fileno(),
-                store_port=0 if local else store.getsockname()[1],
-            )
-            self.processes.append(forks.fork(config))
-        for sock in (mailbox, store, *(sock for pair in pairs for sock in pair)):
-            sock.close()
+        server = cast(ForkServer, _Spoiling(forks.server, last_faults))
+        share = forks.run(_start(server if last_faults else forks.server, base))
+        assert share.mailbox is not None
+        self.front = FrontEnd(share.mailbox)
+        self.processes = [Forked(forks, rank) for rank in share.ranks]
 
     def close(self) -> list[int]:
         """End them as the end of a front does; return their statuses."""
         self.front.close()
         return [process.wait() for process in self.processes]
+
+
+async def _start(server: ForkServer, base: RankConfig) -> Share:
+    topology = Topology(pp=base.pp, tp=base.tp)
+    if not needs_meeting(base):
+        return await start_share(server, base, topology, Life(dp_rank=0, incarnation=1))
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        life = Life(dp_rank=0, incarnation=1, store_port=store.getsockname()[1])
+        return await start_share(server, base, topology, life, store=store)
+
+
+class _Spoiling:
+    """A fork server that gives the last rank of a replica other faults than its peers."""
+
+    def __init__(self, server: ForkServer, faults: tuple[str, ...]) -> None:
+        self._server = server
+        self._fake = FakeConfig(faults=faults)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def fork(self, config: RankConfig) -> RankProcess:
+        if (config.pp_rank + 1, config.tp_rank + 1) == (config.pp, config.tp):
+            config = msgspec.structs.replace(config, fake=self._fake)
+        return self._server.fork(config)
+
+
+@contextmanager
+def _stderr_to(log: IO[bytes] | None) -> Iterator[None]:
+    """Let processes that are started meanwhile write their errors to a file."""
+    if log is None:
+        yield
+        return
+    own = os.dup(2)
+    os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)

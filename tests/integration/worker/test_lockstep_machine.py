@@ -7,7 +7,6 @@ the oracle's, and at the end every block is accounted for.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from radixmesh.blocks import Namespace, pack_ids, unpack_ids
-from tests.fakes.launched_ranks import LaunchedRanks
+from tests.fakes.forks import ForkedRanks, Forks
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from worker.config import FakeConfig, RankConfig
-from worker.request import Add, Answer, Cancel, Flush, Inbound, Pause, Probe, Sampling, StepOutput
+from worker.request import (
+    Add,
+    Answer,
+    Cancel,
+    Flush,
+    Inbound,
+    Pause,
+    Probe,
+    Ready,
+    Sampling,
+    StepOutput,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -34,7 +44,7 @@ SHAPES = {
 class Client:
     """The front of one replica for the length of a test; request numbers are never reused."""
 
-    def __init__(self, ranks: LaunchedRanks, ordinary: list[int]) -> None:
+    def __init__(self, ranks: ForkedRanks, ordinary: list[int]) -> None:
         self.ranks = ranks
         self.ordinary = ordinary
         self.expected: dict[int, list[int]] = {}
@@ -171,9 +181,14 @@ def client(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Client]:
         fake=FakeConfig(kv_blocks=KV_BLOCKS),
         **values,
     )
-    with ExitStack() as stack:
-        ranks = stack.enter_context(LaunchedRanks(config))
+    forks = Forks(config)
+    ranks = ForkedRanks(forks, config)
+    try:
+        assert isinstance(ranks.front.receive(), Ready)
         yield Client(ranks, ordinary_ids(model_dir))
+    finally:
+        ranks.close()
+        forks.close()
 
 
 def test_ranks_stay_equal_and_lose_nothing_whatever_is_sent(client: Client) -> None:
