@@ -73,6 +73,9 @@ def _cpu() -> str:
 
 def _compile(compiler: str, source: Path, target: Path) -> None:
     began = time.perf_counter()
+    # Who wrote these was killed: whoever compiles has the lock.
+    for left in target.parent.glob(f"{target.stem}*.part"):
+        left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".part")
     os.close(handle)
     made = Path(name)

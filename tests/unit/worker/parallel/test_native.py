@@ -45,6 +45,16 @@ def test_many_that_want_a_library_at_once_compile_it_once(
     assert not list(cache.glob("*.part"))
 
 
+def test_what_a_killed_compiler_left_is_cleared_away(tmp_path: Path, cache: Path) -> None:
+    source = written(tmp_path, SOURCE)
+    target = native._target(source, str(shutil.which("g++")))
+    target.parent.mkdir(parents=True)
+    (cache / f"{target.stem}abcdefgh.part").write_bytes(b"half a library")
+    (cache / "another-0123abcdefgh.part").write_bytes(b"somebody else compiles")
+    assert native.library(source).answer() == 42
+    assert [path.name for path in cache.glob("*.part")] == ["another-0123abcdefgh.part"]
+
+
 def test_another_source_is_another_library(tmp_path: Path, cache: Path) -> None:
     assert native.library(written(tmp_path, SOURCE)).answer() == 42
     assert native.library(written(tmp_path, SOURCE.replace("42", "43"))).answer() == 43
