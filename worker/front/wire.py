@@ -1,4 +1,4 @@
-"""Protobuf <-> what the front knows. The only translation; checks presence, decides nothing."""
+"""Protobuf <-> what the front knows: the only translation. Checks presence and lengths only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,6 +11,7 @@ from worker.front.feed_out import Chunk, Event, Proof
 from worker.front.jobs import StepPart
 from worker.front.replica import Replica, ReplicaState
 from worker.request import PromptScores, Sampling, Tops
+from worker.schedule.check import MAX_BIASES, MAX_STOP_IDS
 
 _STATES = {
     ReplicaState.UP: feed_pb2.REPLICA_STATE_UP,
@@ -23,11 +24,15 @@ def to_sampling(message: sampling_pb2.SamplingParams, *, choice: int) -> Samplin
     """Read sampling parameters.
 
     Raises:
-        BadSampling: `seed` or `max_tokens` is not set.
+        BadSampling: `seed` or `max_tokens` is not set, or a list is longer than any may be.
     """
     for name in ("seed", "max_tokens"):
         if not message.HasField(name):
             raise BadSampling(f"{name} must be set", field=f"sampling.{name}")
+    # Before millions of them are copied, which would keep everybody waiting.
+    for name, limit in (("stop_token_ids", MAX_STOP_IDS), ("logit_bias", MAX_BIASES)):
+        if len(getattr(message, name)) > limit:
+            raise BadSampling(f"{name} has more than {limit} entries", field=name, limit=limit)
     return Sampling(
         seed=message.seed,
         choice=choice,

@@ -10,7 +10,8 @@ _MAX_TEMPERATURE = 100.0
 _MAX_PENALTY = 2.0
 _MAX_REPETITION = 100.0
 _MAX_BIAS = 100.0
-_MAX_BIASES = 1024
+MAX_BIASES = 1024
+MAX_STOP_IDS = 64
 _MAX_TOP_LOGPROBS = 20
 
 
@@ -59,13 +60,14 @@ def _sampling_fault(sampling: Sampling, limits: Limits) -> MeshError | None:
         ("min_p", 0.0 <= sampling.min_p <= 1.0),
         ("max_tokens", sampling.max_tokens >= 1),
         ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_tokens),
+        ("stop_token_ids", len(sampling.stop_ids) <= MAX_STOP_IDS),
         # Something must be left to draw while ends are banned.
         ("stop_token_ids", len(ends) <= max(2, limits.vocab_size // 2)),
         ("top_logprobs", 0 <= sampling.top_logprobs <= _MAX_TOP_LOGPROBS),
         ("presence_penalty", abs(sampling.presence_penalty) <= _MAX_PENALTY),
         ("frequency_penalty", abs(sampling.frequency_penalty) <= _MAX_PENALTY),
         ("repetition_penalty", 0.0 < sampling.repetition_penalty <= _MAX_REPETITION),
-        ("logit_bias", len(sampling.logit_bias) <= _MAX_BIASES),
+        ("logit_bias", len(sampling.logit_bias) <= MAX_BIASES),
         ("logit_bias", all(abs(value) <= _MAX_BIAS for _, value in sampling.logit_bias)),
     )
     for field, holds in ranges:
