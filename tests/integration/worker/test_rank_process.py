@@ -151,7 +151,10 @@ def test_a_stuck_step_ends_a_rank_that_others_wait_for(start: Start) -> None:
     ranks = start("hang@step=2:tp=1", tp=2, step_timeout_s=1, peer_timeout_s=9)
     assert isinstance(ranks.front.receive(), Ready)
     assert len(ask(ranks.front, [20], 9)) < 9
-    assert [process.wait() for process in ranks.processes] == [1, 70]
+    first, stuck = (process.wait() for process in ranks.processes)
+    assert stuck == 70
+    # The one that waits has waited as long: it finds the other one's end, or its own limit.
+    assert first in (1, 70)
 
 
 def test_a_poisoned_request_ends_the_process_without_a_word(start: Start) -> None:
