@@ -97,12 +97,15 @@ async def test_a_rank_that_another_waits_for_in_vain_leaves_its_stack_in_the_log
     assert "planned last" in log, "what the other one had planned"
 
 
+@pytest.mark.parametrize(
+    "shape", [{}, pytest.param({"pp": 2, "tp": 2}, marks=pytest.mark.long)], ids=str
+)
 async def test_a_prefill_far_longer_than_all_limits_is_alive_and_ready(
-    model_dir: Path, ordinary: list[int]
+    model_dir: Path, ordinary: list[int], shape: dict[str, Any]
 ) -> None:
     # 10 steps of 0.4 s; a step may take 2.5 s, an answer 1 s.
     pace: dict[str, Any] = {"fake_prefill_tokens_per_s": 80, "max_batched_tokens": 32}
-    async with run_front(model_dir, **QUICK, **pace) as address, attach(address) as router:
+    async with run_front(model_dir, **QUICK, **pace, **shape) as address, attach(address) as router:
         await router.until_up(0)
         router.history.clear()
         [prompt] = prompts(1, tokens=320)
