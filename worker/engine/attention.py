@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from radixmesh.errors import NotSupported
+from radixmesh.errors import InvalidRequest, NotSupported
 from worker.engine.inputs import Batch, DecodeGroup, Prefill
 from worker.model.support import check_window
 
@@ -40,7 +40,10 @@ class KvShape:
 
 
 class KvPool:
-    """The pages of every layer: keys and values, each [blocks, block_tokens, heads, dim]."""
+    """The pages of every layer: keys and values, each [blocks, block_tokens, heads, dim].
+
+    Making one raises InvalidRequest when there is no memory for so many.
+    """
 
     def __init__(
         self,
@@ -54,8 +57,15 @@ class KvPool:
         def pages(heads: int, dim: int) -> Tensor:
             return _zeros((blocks, block_tokens, heads, dim), dtype, device)
 
-        self.keys = [pages(shape.heads, shape.key_dim) for shape in shapes]
-        self.values = [pages(shape.heads, shape.value_dim) for shape in shapes]
+        try:
+            self.keys = [pages(shape.heads, shape.key_dim) for shape in shapes]
+            self.values = [pages(shape.heads, shape.value_dim) for shape in shapes]
+        except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+            # numpy calls a size that no address reaches a wrong value.
+            tokens = blocks * block_tokens
+            raise InvalidRequest(
+                f"--kv-tokens, --kv-bytes: there is no memory for the KV of {tokens} ids"
+            ) from error
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Write keys and values [T, heads, dim] at slots [T]; slot = block * size + offset."""

@@ -114,6 +114,7 @@ class TorchEngine:
         """Make the pool and warm up, together with the other ranks.
 
         Raises:
+            InvalidRequest: There is no memory for it.
             PeerLost: One of them did not answer.
         """
         self._pool = KvPool(

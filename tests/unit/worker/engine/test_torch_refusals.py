@@ -140,3 +140,10 @@ def test_a_model_that_is_called_without_pages_says_so(llama: Path) -> None:
     model = load_model(llama, attention=ATTENTION, dtype="float32", device_index=0)
     with pytest.raises(NotSupported, match="paged"):
         model.module(input_ids=torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("tokens", [10**12, 10**17])
+def test_a_cache_for_which_there_is_no_memory_is_refused(tmp_path: Path, tokens: int) -> None:
+    folder = make_tiny_model(tmp_path, "llama")
+    with pytest.raises(InvalidRequest, match="no memory for the KV"):
+        load(folder, kv_tokens=tokens)
