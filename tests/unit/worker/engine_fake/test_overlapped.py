@@ -16,7 +16,7 @@ from worker.engine.overlapped import Overlapped
 from worker.engine.vocabulary import Vocabulary
 from worker.group.record import StepRecord
 from worker.group.turn import Turns
-from worker.request import Sampling
+from worker.request import Inbound, Sampling
 
 
 def engine(*faults: Fault) -> Overlapped:
@@ -71,7 +71,7 @@ def test_an_overlapped_loop_says_what_the_normal_one_says(
     drawn: dict[int, list[int]] = {}
     step = 0
     while step < len(requests) * every + 1 or not turns.idle:
-        arriving = [
+        arriving: list[Inbound] = [
             add(number, prompt, sampling=Sampling(seed=1, max_tokens=count, ignore_eos=True))
             for number, (prompt, count) in enumerate(requests, 1)
             if number * every == step
