@@ -129,6 +129,25 @@ def test_a_bad_prompt_fails_alone_and_by_its_kind(
     assert len(fine.ids) == len(last.ids) == 12
 
 
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"top_k": 2**70}, {}),
+        ({"max_tokens": 2**70}, {}),
+        ({}, {"priority": 2**70}),
+        ({}, {"priority": 1.5}),
+        ({}, {"cache_salt": "\ud800"}),
+    ],
+)
+def test_what_cannot_travel_to_the_ranks_is_refused_at_once(
+    engine: Engine, fields: dict[str, Any], options: Any
+) -> None:
+    ranks = {rank.pid for rank in my_ranks()}
+    with pytest.raises(errors.InvalidRequest):
+        engine.generate([[5, 6]], SamplingParams(**({"max_tokens": 2} | fields)), **options)
+    assert {rank.pid for rank in my_ranks()} == ranks
+
+
 def test_one_prompt_that_is_not_in_a_list_is_refused(engine: Engine) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"give \[prompt\]"):
         engine.generate("hello")

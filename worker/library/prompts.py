@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
+import msgspec
+
 from radixmesh.blocks import ID_BYTES, pack_ids
 from radixmesh.errors import InvalidRequest, MeshError
 from worker.front.ask import GroupInfo, to_add
 from worker.library.run import Run
 from worker.library.sampling import SamplingParams, to_samplings
 from worker.library.text import Text
-from worker.request import Sampling
+from worker.request import Add, Sampling
 
+_TRAVELS: Final = msgspec.msgpack.Decoder(Add)
 _NO_SAMPLING: Final = Sampling(seed=0)
 
 # Text, or ids: a list, an array, or anything else that gives whole numbers, numpy's included.
@@ -140,8 +143,13 @@ def _samplings(
 def _check(choices: Sequence[Run], info: GroupInfo) -> None:
     # As the group does, but before anything else is computed.
     if choices[0].error is None:
+        error: MeshError | None = None
         try:
-            to_add(choices[0].ask(), info, request_id=0)
-        except MeshError as error:
-            for run in choices:
-                run.error = error
+            # There and back as it travels: what ranks can't read would take them down.
+            _TRAVELS.decode(msgspec.msgpack.encode(to_add(choices[0].ask(), info, request_id=0)))
+        except MeshError as refusal:
+            error = refusal
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as fault:
+            error = InvalidRequest(f"a value is of no kind that is expected: {fault}")
+        for run in choices:
+            run.error = error

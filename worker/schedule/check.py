@@ -13,18 +13,21 @@ _MAX_BIAS = 100.0
 MAX_BIASES = 1024
 MAX_STOP_IDS = 64
 _MAX_TOP_LOGPROBS = 20
+_MAX_PRIORITY = (1 << 31) - 1
 
 
 def check(add: Add, limits: Limits) -> None:
     """Refuse what cannot be generated.
 
     Raises:
-        InvalidRequest: The prompt is empty or no run of ids.
+        InvalidRequest: The prompt is empty or no run of ids, or the priority is out of range.
         UnknownToken: An id is outside the vocabulary.
         PromptTooLong: The prompt leaves no room for output, in context or KV cache.
         BadSampling: A sampling parameter is out of range.
     """
     _check_ids(add, limits)
+    if not -_MAX_PRIORITY - 1 <= add.priority <= _MAX_PRIORITY:
+        raise InvalidRequest("priority is no number of 32 bits", field="priority")
     fault = _sampling_fault(add.sampling, limits)
     if fault is not None:
         raise fault

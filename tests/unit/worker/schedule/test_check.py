@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from radixmesh.blocks import pack_ids
@@ -117,3 +118,14 @@ def test_a_bias_of_an_id_outside_the_vocabulary(biased: int) -> None:
 )
 def test_the_ends_of_the_ranges_are_in(values: dict[str, Any]) -> None:
     check(request(pack_ids([5] * 15), values=values), LIMITS)
+
+
+@pytest.mark.parametrize("priority", [1 << 31, -(1 << 31) - 1, 1 << 70])
+def test_a_priority_that_no_wire_carries(priority: int) -> None:
+    with pytest.raises(InvalidRequest, match="priority"):
+        check(msgspec.structs.replace(request(), priority=priority), LIMITS)
+
+
+@pytest.mark.parametrize("priority", [(1 << 31) - 1, -(1 << 31)])
+def test_the_highest_and_the_lowest_priority(priority: int) -> None:
+    check(msgspec.structs.replace(request(), priority=priority), LIMITS)
