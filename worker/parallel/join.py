@@ -53,11 +53,9 @@ def join(config: RankConfig, dtype: torch.dtype, device: torch.device) -> Peers:
         group = _shared(config, device) or GlooGroup(world(config).form_tp())
     stages: Stages = OneStage()
     if config.pp > 1:
-        there = world(config)
         rows = max(config.max_batched_tokens, config.max_running)
-        stages = GlooStages(
-            there.form_line(), there.line_ranks, rows=rows, dtype=dtype, device=device
-        )
+        line = world(config).form_line()
+        stages = GlooStages(line, rows=rows, dtype=dtype, device=device)
     return Peers(group, stages)
 
 

@@ -39,7 +39,6 @@ class GlooStages:
     def __init__(
         self,
         group: Any,
-        ranks: Sequence[int],
         *,
         rows: int,
         dtype: torch.dtype,
@@ -48,14 +47,12 @@ class GlooStages:
         """Stand ready.
 
         Args:
-            group: The process group of the line; it is closed with this.
-            ranks: Numbers in the replica of the line's ranks, by stage.
+            group: The process group of the line, by stage; it is closed with this.
             rows: Of the activations of one step; no step has more.
             dtype: Of the activations.
             device: Where they are computed.
         """
         self._group = group
-        self._ranks = list(ranks)
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
         self._rows = rows
@@ -147,17 +144,17 @@ class GlooStages:
                     work.wait()
             self._sent.append(
                 [
-                    (dist.isend(part, self._ranks[to], group=self._open(), tag=tag), part)
+                    (dist.isend(part, group_dst=to, group=self._open(), tag=tag), part)
                     for part, to, tag in messages
                 ]
             )
 
     def _take(self, into: Tensor, stage: int, tag: int) -> None:
         with fatal_to_peers():
-            dist.recv(into, self._ranks[stage], group=self._open(), tag=tag)
+            dist.recv(into, group_src=stage, group=self._open(), tag=tag)
 
     def _inbox(self, stage: int, tag: int, room: int) -> "_Inbox":
-        return _Inbox(self._open(), self._ranks[stage], tag, room=room, depth=self.size)
+        return _Inbox(self._open(), stage, tag, room=room, depth=self.size)
 
     def _open(self) -> Any:
         if self._group is None:
@@ -190,7 +187,7 @@ class _Inbox:
     def _stand_ready(self) -> None:
         message = torch.empty(self._room, dtype=torch.uint8)
         try:
-            work = dist.irecv(message, self._source, group=self._group, tag=self._tag)
+            work = dist.irecv(message, group_src=self._source, group=self._group, tag=self._tag)
         except RuntimeError:
             return  # it is gone; what it sent before is still to be read
         self._waiting.append((work, message))

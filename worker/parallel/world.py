@@ -54,24 +54,21 @@ class World:
         """
         return dist.group.WORLD
 
-    @property
-    def stage_ranks(self) -> list[int]:
-        """Numbers of the ranks of this stage, by tp_rank."""
-        first = self._config.pp_rank * self._config.tp
-        return list(range(first, first + self._config.tp))
-
-    @property
-    def line_ranks(self) -> list[int]:
-        """Numbers of the ranks with this tp_rank, by pp_rank."""
-        return list(range(self._config.tp_rank, self.size, self._config.tp))
-
     def form_tp(self) -> Any:
-        """Meet the ranks of this stage in a new group; its calls fail after `peer_timeout_s`."""
-        return self._group(self.stage_ranks, self._config.peer_timeout_s)
+        """Meet the ranks of this stage in a new group, numbered by tp_rank.
+
+        Its calls fail after `peer_timeout_s`.
+        """
+        first = self._config.pp_rank * self._config.tp
+        return self._group(range(first, first + self._config.tp), self._config.peer_timeout_s)
 
     def form_line(self) -> Any:
-        """Meet this tp rank of all stages in a new group; its calls fail after `step_timeout_s`."""
-        return self._group(self.line_ranks, self._config.step_timeout_s)
+        """Meet this tp rank of all stages in a new group, numbered by pp_rank.
+
+        Its calls fail after `step_timeout_s`.
+        """
+        ranks = range(self._config.tp_rank, self.size, self._config.tp)
+        return self._group(ranks, self._config.step_timeout_s)
 
     def _group(self, ranks: Sequence[int], timeout_s: float) -> Any:
         # Only members take part, so that a stage may form one while another has none.
