@@ -30,7 +30,7 @@ from worker.group.topology import Topology
 from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog
 from worker.peers import PeerLost
-from worker.request import Inbound, Outbound, StepOutput
+from worker.request import Broken, Inbound, Outbound, StepOutput
 
 _OUTBOUND: Final = msgspec.msgpack.Decoder(Outbound)
 
@@ -60,6 +60,14 @@ class FrontEnd:
                 return None
             self._ready = self._splitter.feed(data)
         return _OUTBOUND.decode(self._ready.pop(0))
+
+    def last_word(self) -> Broken:
+        """What the replica broke of, after all that it had still to say."""
+        message = self.receive()
+        while isinstance(message, StepOutput):
+            message = self.receive()
+        assert isinstance(message, Broken), message
+        return message
 
     def outputs(self) -> Iterator[StepOutput]:
         """Step outputs until the rank is gone or says something else."""

@@ -16,7 +16,7 @@ from radixmesh.blocks import Namespace, pack_ids, unpack_ids
 from tests.fakes.forks import ForkedRanks, Forks
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from worker.config import FakeConfig, RankConfig
-from worker.request import Add, Broken, Ready, Sampling, StepOutput
+from worker.request import Add, Ready, Sampling
 
 pytestmark = [pytest.mark.e2e]
 
@@ -71,14 +71,6 @@ def finished(ranks: ForkedRanks, count: int) -> dict[int, list[int]]:
     return ids
 
 
-def last_word(ranks: ForkedRanks) -> Broken:
-    message = ranks.front.receive()
-    while isinstance(message, StepOutput):
-        message = ranks.front.receive()
-    assert isinstance(message, Broken)
-    return message
-
-
 def test_small_and_large_records_carry_the_same_requests_to_all(
     ranks: ForkedRanks, model_dir: Path
 ) -> None:
@@ -111,14 +103,14 @@ def test_idle_ranks_use_no_cpu(ranks: ForkedRanks) -> None:
 def test_what_breaks_a_rank_is_told(forks: Forks, model_dir: Path, fault: str, reason: str) -> None:
     with launch(forks, model_dir, fault, tp=2) as ranks:
         submit(ranks, 1, [20], 50)
-        assert last_word(ranks).reason == reason
+        assert ranks.front.last_word().reason == reason
 
 
 def test_a_stage_that_was_told_another_request_is_found_out(forks: Forks, model_dir: Path) -> None:
     with launch(forks, model_dir, "alter@request=3:pp=1", pp=2) as ranks:
         for number in range(1, 6):
             submit(ranks, number, [20, 20 + number], 50)
-        assert last_word(ranks).reason == "RANK_DESYNC"
+        assert ranks.front.last_word().reason == "RANK_DESYNC"
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -129,5 +121,5 @@ def test_a_rank_that_answers_no_more_is_lost_in_time(
         os.kill(ranks.processes[1].pid, number)
         began = time.monotonic()
         submit(ranks, 1, [20], 5)
-        assert last_word(ranks).reason == "GROUP_LOST"
+        assert ranks.front.last_word().reason == "GROUP_LOST"
         assert time.monotonic() - began < 3
