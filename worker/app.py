@@ -81,7 +81,12 @@ async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
     """
     model_dir = resolve(settings.model)
     base = rank_config(settings, str(model_dir))
-    host = Host(base, nnodes=settings.nnodes, node_rank=settings.node_rank)
+    host = Host(
+        base,
+        nnodes=settings.nnodes,
+        node_rank=settings.node_rank,
+        startup_s=settings.startup_timeout_s,
+    )
     agent = Agent(host, settings.node_rank, shared_settings(base, settings.nnodes))
     address, port = settings.meeting_place
     async with aclosing(host):

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # A fork server that answers nothing for so long is stuck.
 ANSWER_S = 10.0
+# Unless it has not answered yet: it imports all that ranks need before that.
+FIRST_ANSWER_S = 600.0
 # Until its socket has room again.
 BUSY_S = 0.001
 _RECEIVE_BYTES = 1 << 16
@@ -68,13 +70,15 @@ class RankProcess:
 class ForkServer:
     """A running fork server. When it dies, its ranks die too; `alive` tells."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, sock: socket.socket, first_answer_s: float
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._process = process
         self._sock = sock
+        self._answer_s = first_answer_s
         self._ranks: dict[int, RankProcess] = {}
         self._number = 0
-        self._answered = False
         self._orders: asyncio.Queue[tuple[Start | Kill, list[int]]] = asyncio.Queue()
         self._reader = loop.create_task(self._listen())
         self._writer = loop.create_task(self._speak())
@@ -83,8 +87,10 @@ class ForkServer:
         return f"<ForkServer {self._process.pid} of {len(self._ranks)} ranks>"
 
     @classmethod
-    async def start(cls, base: RankConfig) -> "ForkServer":
+    async def start(cls, base: RankConfig, first_answer_s: float = FIRST_ANSWER_S) -> "ForkServer":
         """Start one that has imported, before it forks, what ranks with such a configuration need.
+
+        One that gives its first answer after more than `first_answer_s` is killed.
 
         Raises:
             OSError: There can be no process.
@@ -105,7 +111,7 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        return cls(process, ours)
+        return cls(process, ours, first_answer_s)
 
     @property
     def pid(self) -> int:
@@ -136,13 +142,11 @@ class ForkServer:
         return rank
 
     async def begun(self, rank: RankProcess) -> None:
-        """Wait until a rank runs or has ended; whatever the fork server is at, one of both comes.
-
-        Only its first answer may take long: it imports all that ranks need before that.
-        """
+        """Wait until a rank runs or has ended; whatever the fork server does, one of both comes."""
         told = (rank.started, rank.ended)
-        timeout_s = ANSWER_S if self._answered else None
-        done, _ = await asyncio.wait(told, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            told, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if not done:
             self._give_up()
             await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
@@ -215,7 +219,7 @@ class ForkServer:
             self._process.kill()
 
     def _take(self, answer: Started | Ended) -> None:
-        self._answered = True
+        self._answer_s = ANSWER_S
         if isinstance(answer, Started):
             rank = self._ranks[answer.number]
             rank.pid = answer.pid

@@ -10,17 +10,28 @@ import msgspec
 
 from worker.config import RankConfig
 from worker.group.topology import Topology
-from worker.node.forks import ForkServer
+from worker.node.forks import FIRST_ANSWER_S, ForkServer
 from worker.node.share import Life, Share, start_share
 
 
 class Host:
-    """Close it when no ranks are left; `base` has what all ranks of this host share."""
+    """Close it when no ranks are left; `base` has what all ranks of this host share.
 
-    def __init__(self, base: RankConfig, *, nnodes: int = 1, node_rank: int = 0) -> None:
+    A fork server that has started no rank after `startup_s` seconds is replaced.
+    """
+
+    def __init__(
+        self,
+        base: RankConfig,
+        *,
+        nnodes: int = 1,
+        node_rank: int = 0,
+        startup_s: float = FIRST_ANSWER_S,
+    ) -> None:
         self._base = base
         self._nnodes = nnodes
         self._node_rank = node_rank
+        self._startup_s = startup_s
         self._forks: ForkServer | None = None
         self._starting = asyncio.Lock()
 
@@ -60,5 +71,5 @@ class Host:
                 await self._forks.close()
                 self._forks = None
             if self._forks is None:
-                self._forks = await ForkServer.start(self._base)
+                self._forks = await ForkServer.start(self._base, self._startup_s)
             return self._forks

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from worker.config import RankConfig
 from worker.group.launch import needs_meeting
 from worker.node.agreement import shared_settings
+from worker.node.forks import FIRST_ANSWER_S
 from worker.node.host import Host
 from worker.node.rendezvous import RemoteShare, Rendezvous
 from worker.node.share import Life, Share
@@ -48,14 +49,19 @@ class RankLauncher:
     """Starts the ranks of any replica of a group.
 
     `base` has what all ranks share; `rendezvous` the other hosts, None where there are
-    none. Close it when no ranks are left.
+    none; `startup_s` as of `Host`. Close it when no ranks are left.
     """
 
     def __init__(
-        self, base: RankConfig, *, nnodes: int = 1, rendezvous: Rendezvous | None = None
+        self,
+        base: RankConfig,
+        *,
+        nnodes: int = 1,
+        rendezvous: Rendezvous | None = None,
+        startup_s: float = FIRST_ANSWER_S,
     ) -> None:
         self._base = base
-        self._host = Host(base, nnodes=nnodes)
+        self._host = Host(base, nnodes=nnodes, startup_s=startup_s)
         self._rendezvous = rendezvous
 
     async def __call__(self, dp_rank: int, incarnation: int) -> RankSet:
@@ -94,7 +100,11 @@ class RankLauncher:
 
 @asynccontextmanager
 async def open_launcher(
-    base: RankConfig, *, nnodes: int = 1, meeting: tuple[str, str] = ("", "")
+    base: RankConfig,
+    *,
+    nnodes: int = 1,
+    meeting: tuple[str, str] = ("", ""),
+    startup_s: float = FIRST_ANSWER_S,
 ) -> AsyncGenerator[RankLauncher, None]:
     """Keep a launcher; with further hosts it listens for them at `meeting` (host, port).
 
@@ -102,12 +112,12 @@ async def open_launcher(
         OSError: That port can't be had.
     """
     if nnodes == 1:
-        async with aclosing(RankLauncher(base)) as launcher:
+        async with aclosing(RankLauncher(base, startup_s=startup_s)) as launcher:
             yield launcher
         return
     async with aclosing(Rendezvous(nnodes, shared_settings(base, nnodes))) as rendezvous:
         await rendezvous.listen(meeting[0], int(meeting[1]))
-        launcher = RankLauncher(base, nnodes=nnodes, rendezvous=rendezvous)
+        launcher = RankLauncher(base, nnodes=nnodes, rendezvous=rendezvous, startup_s=startup_s)
         async with aclosing(launcher):
             yield launcher
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import psutil
@@ -127,6 +128,23 @@ async def test_a_server_that_is_stuck_when_it_is_to_start_ranks_is_replaced(
     again = await start(launcher, 3)
     assert server().pid != old.pid
     await end(again)
+
+
+async def test_a_server_that_is_stuck_before_its_first_answer_is_replaced(model_dir: Path) -> None:
+    base = RankConfig(model_dir=str(model_dir), engine="fake", tp=2)
+    async with aclosing(RankLauncher(base, startup_s=4)) as launcher:
+        starting = asyncio.create_task(launcher(0, 1))
+        while not (begun := psutil.Process().children()):  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        [old] = begun
+        old.suspend()
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionError, match="was lost with its fork server"):
+                await starting
+        await gone([old])
+        ranks = await start(launcher, 2)
+        assert server().pid != old.pid
+        await end(ranks)
 
 
 def test_the_torch_engine_is_imported_on_one_thread() -> None:
