@@ -1,10 +1,18 @@
-"""Jobs, owners and steps for tests of the front."""
+"""Groups, jobs, owners and steps for tests of the front."""
 
+import asyncio
 from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
 
 from radixmesh.blocks import pack_ids
 from radixmesh.errors import MeshError
+from radixmesh.telemetry.metrics import WorkerMetrics
+from worker.front.description import GroupSpec
+from worker.front.group import Group
 from worker.front.jobs import Job, Owner, StepPart
+from worker.front.meters import Meters
+from worker.front.probes import ProbePace
 from worker.request import (
     CacheDigest,
     LoadReport,
@@ -13,6 +21,26 @@ from worker.request import (
     StepOutput,
     Tops,
 )
+
+
+def group(dp: int = 1, *, weight_version: str = "") -> Group:
+    """A group of which nothing runs."""
+    spec = GroupSpec(
+        model="tiny",
+        weight_version=weight_version,
+        fingerprint="f" * 64,
+        engine="fake",
+        dp=dp,
+        pp=1,
+        tp=1,
+        max_running=4,
+        max_waiting=8,
+        max_batched_tokens=64,
+        dispatch="tokens",
+        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600),
+    )
+    clock = asyncio.get_running_loop().time
+    return Group(spec, Meters(WorkerMetrics(CollectorRegistry())), clock)
 
 
 class Nobody:

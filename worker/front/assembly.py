@@ -16,9 +16,9 @@ from radixmesh.models import tokenizer_fingerprint
 from radixmesh.telemetry.metrics import WorkerMetrics
 from worker.config import FakeConfig, RankConfig
 from worker.front.crew import Crew
+from worker.front.description import GroupSpec
 from worker.front.group import Group
 from worker.front.meters import Meters
-from worker.front.plan import GroupPlan
 from worker.front.probes import ProbePace
 from worker.front.supervisor import GroupEnded, Launch, Pace
 from worker.front.ways import choose_carrier, choose_tensors
@@ -36,8 +36,8 @@ def make_group(settings: WorkerSettings, model_dir: Path, registry: CollectorReg
     Raises:
         OSError: The tokenizer of `model_dir` can't be read.
     """
-    plan = group_plan(settings, tokenizer_fingerprint(model_dir))
-    return Group(plan, Meters(WorkerMetrics(registry)), asyncio.get_running_loop().time)
+    spec = group_spec(settings, tokenizer_fingerprint(model_dir))
+    return Group(spec, Meters(WorkerMetrics(registry)), asyncio.get_running_loop().time)
 
 
 @asynccontextmanager
@@ -64,7 +64,12 @@ async def running(
     opened = (
         nullcontext(launch)
         if launch
-        else open_launcher(base, nnodes=settings.nnodes, meeting=settings.meeting_place)
+        else open_launcher(
+            base,
+            nnodes=settings.nnodes,
+            meeting=settings.meeting_place,
+            startup_s=settings.startup_timeout_s,
+        )
     )
     try:
         async with opened as launch, asyncio.TaskGroup() as tasks:
@@ -89,9 +94,9 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def group_plan(settings: WorkerSettings, fingerprint: str) -> GroupPlan:
+def group_spec(settings: WorkerSettings, fingerprint: str) -> GroupSpec:
     """Return what the settings say of a group."""
-    return GroupPlan(
+    return GroupSpec(
         model=settings.served_name,
         weight_version=settings.weight_version,
         fingerprint=fingerprint,

@@ -22,13 +22,13 @@ from radixmesh.errors import (
 )
 from worker.front.ask import Ask, GroupInfo, to_add
 from worker.front.controls import Controls
+from worker.front.description import Description, GroupSpec
 from worker.front.dispatch import Dispatcher
 from worker.front.feed_out import Event
 from worker.front.jobs import Job, Owner, split
 from worker.front.meters import Meters
 from worker.front.news import News
 from worker.front.operation import Operation
-from worker.front.plan import Description, GroupPlan
 from worker.front.probes import Probes
 from worker.front.replica import Hold, Replica, ReplicaState
 from worker.front.roster import Roster
@@ -72,12 +72,12 @@ class Group:
         idled: Told when a replica has no more requests.
     """
 
-    def __init__(self, plan: GroupPlan, meters: Meters, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: GroupSpec, meters: Meters, clock: Callable[[], float]) -> None:
         self.meters = meters
         self.subscribers: set[Subscriber] = set()
         self.idled = News()
-        self.description = Description(plan, on_change=self._on_description)
-        self._dispatcher = Dispatcher(plan.dispatch)
+        self.description = Description(spec, on_change=self._on_description)
+        self._dispatcher = Dispatcher(spec.dispatch)
         self._request_ids = itertools.count(1)
         self._metered = 0
         self.roster = Roster(on_state=self._on_state, on_size=self._on_size)
@@ -85,18 +85,18 @@ class Group:
         self.operation = Operation(
             self.roster,
             self._controls,
-            weight_version=plan.weight_version,
+            weight_version=spec.weight_version,
             describe=self.description.reload,
         )
         self.probes = Probes(
             self._controls,
-            plan.probes,
+            spec.probes,
             on_silent=partial(self.roster.hold, hold=Hold.SILENT),
             on_heard=self._on_heard,
             clock=clock,
         )
         meters.watch_links(lambda: len(self.subscribers))
-        self.roster.grow(plan.dp)
+        self.roster.grow(spec.dp)
 
     @property
     def replicas(self) -> list[Replica]:

@@ -5,21 +5,17 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from radixmesh.blocks import Namespace, pack_ids
 from radixmesh.errors import Draining, GroupLost, InvalidRequest, NoReplicaReady
-from radixmesh.telemetry.metrics import WorkerMetrics
 from tests.fakes.jobs import Nobody
+from tests.fakes.jobs import group as make_group
 from tests.fakes.scripted_ranks import Row, ScriptedLauncher, ScriptedRanks
 from worker.front.ask import Ask
 from worker.front.crew import Crew
 from worker.front.feed_out import Event
 from worker.front.group import Group
 from worker.front.jobs import StepPart
-from worker.front.meters import Meters
-from worker.front.plan import GroupPlan
-from worker.front.probes import ProbePace
 from worker.front.replica import Hold, Replica, ReplicaState
 from worker.front.supervisor import Pace
 from worker.request import LENGTH, Answer, Sampling
@@ -69,22 +65,7 @@ async def running(
     dp: int = 2,
 ) -> AsyncGenerator[tuple[Group, ScriptedLauncher, list[ScriptedRanks]], None]:
     """A group that is up."""
-    plan = GroupPlan(
-        model="tiny",
-        weight_version="w1",
-        fingerprint="f" * 64,
-        engine="fake",
-        dp=dp,
-        pp=1,
-        tp=1,
-        max_running=4,
-        max_waiting=8,
-        max_batched_tokens=64,
-        dispatch="tokens",
-        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600),
-    )
-    clock = asyncio.get_running_loop().time
-    group = Group(plan, Meters(WorkerMetrics(CollectorRegistry())), clock)
+    group = make_group(dp, weight_version="w1")
     launcher = ScriptedLauncher()
     pace = Pace(backoff_initial_s=0.01, last_words_s=0.01)
     async with asyncio.TaskGroup() as tasks:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from radixmesh.settings import load
-from worker.front.assembly import group_plan, rank_config
+from worker.front.assembly import group_spec, rank_config
 from worker.settings import WorkerSettings
 
 
@@ -54,9 +54,9 @@ def test_every_rank_is_told_what_the_flags_say() -> None:
 
 
 def test_the_group_is_described_by_the_flags() -> None:
-    plan = group_plan(settings("--dp", "3", "--weight-version", "w2"), "f" * 64)
-    assert (plan.model, plan.weight_version, plan.dp) == ("tiny", "w2", 3)
-    assert plan.fingerprint == "f" * 64
+    spec = group_spec(settings("--dp", "3", "--weight-version", "w2"), "f" * 64)
+    assert (spec.model, spec.weight_version, spec.dp) == ("tiny", "w2", 3)
+    assert spec.fingerprint == "f" * 64
 
 
 @pytest.mark.parametrize(

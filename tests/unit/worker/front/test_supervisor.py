@@ -6,35 +6,12 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from radixmesh.telemetry.metrics import WorkerMetrics
+from tests.fakes.jobs import group
 from tests.fakes.scripted_ranks import READY, ScriptedLauncher, ScriptedRanks
 from worker.front.group import Group
-from worker.front.meters import Meters
-from worker.front.plan import GroupPlan
-from worker.front.probes import ProbePace
 from worker.front.supervisor import CannotStart, KeepsFailing, Launch, Pace, Ranks, Supervisor
 from worker.request import Broken
-
-
-def group(dp: int = 1) -> Group:
-    plan = GroupPlan(
-        model="tiny",
-        weight_version="",
-        fingerprint="f" * 64,
-        engine="fake",
-        dp=dp,
-        pp=1,
-        tp=1,
-        max_running=4,
-        max_waiting=8,
-        max_batched_tokens=64,
-        dispatch="tokens",
-        probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600),
-    )
-    clock = asyncio.get_running_loop().time
-    return Group(plan, Meters(WorkerMetrics(CollectorRegistry())), clock)
 
 
 class FailingLaunch:

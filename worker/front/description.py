@@ -14,7 +14,7 @@ from worker.request import Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
+class GroupSpec:
     """What is known of a group before any rank is ready."""
 
     model: str
@@ -54,14 +54,14 @@ class GroupPlan:
 class Description:
     """What a group is at the time. `on_change` is told of all that changes after the beginning."""
 
-    def __init__(self, plan: GroupPlan, *, on_change: Callable[[], None]) -> None:
-        self._plan = plan
+    def __init__(self, spec: GroupSpec, *, on_change: Callable[[], None]) -> None:
+        self._spec = spec
         self._info: GroupInfo | None = None
         self._complete = asyncio.Event()
         self._on_change = on_change
 
     def __repr__(self) -> str:
-        return f"Description({self._info or self._plan})"
+        return f"Description({self._info or self._spec})"
 
     @property
     def known(self) -> bool:
@@ -100,7 +100,7 @@ class Description:
         Raises:
             InternalError: It differs from what the group has announced.
         """
-        info = self._plan.info(ready)
+        info = self._spec.info(ready)
         if self._info is not None and info != self._info:
             raise InternalError("the rank's limits differ from those of the group")
         self._info = info
@@ -108,14 +108,14 @@ class Description:
 
     def scale(self, dp: int) -> None:
         """There are so many replicas from now on."""
-        self._change(replace(self._plan, dp=dp))
+        self._change(replace(self._spec, dp=dp))
 
     def reload(self, weight_version: str) -> None:
         """The weights are others from now on."""
-        self._change(replace(self._plan, weight_version=weight_version))
+        self._change(replace(self._spec, weight_version=weight_version))
 
-    def _change(self, plan: GroupPlan) -> None:
-        self._plan = plan
+    def _change(self, spec: GroupSpec) -> None:
+        self._spec = spec
         if self._info is not None:
-            self._info = replace(self._info, dp=plan.dp, weight_version=plan.weight_version)
+            self._info = replace(self._info, dp=spec.dp, weight_version=spec.weight_version)
             self._on_change()
