@@ -21,6 +21,10 @@ from worker.parallel.segment import Unavailable, abort, make_segment
 
 logger = logging.getLogger(__name__)
 
+# Ranks leave by themselves, with status 0, when another one died or is stuck. They may be
+# heard of first; the death that they left for comes within so many seconds.
+DEATH_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
@@ -81,9 +85,23 @@ class Share:
         return f"<Share of {len(self.ranks)} ranks>"
 
     async def first_end(self) -> str:
-        """Wait until a rank ends; return which and how, for people."""
+        """Wait until a rank ends; return which and how, for people.
+
+        Those that died are named, not those that left because of it.
+        """
         await asyncio.wait([rank.ended for rank in self.ranks], return_when=asyncio.FIRST_COMPLETED)
-        return "; ".join(rank.describe_end() for rank in self.ranks if rank.ended.done())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_S):
+                await self._first_death()
+        ended = [rank for rank in self.ranks if rank.ended.done()]
+        died = [rank for rank in ended if rank.ended.result()]
+        return "; ".join(rank.describe_end() for rank in died or ended)
+
+    async def _first_death(self) -> None:
+        """Wait until a rank ends with another status than 0, or all have ended."""
+        for ended in asyncio.as_completed([rank.ended for rank in self.ranks]):
+            if await ended:
+                return
 
     def dump(self) -> None:
         """Have every rank that still can write its stacks and its state to the log."""
