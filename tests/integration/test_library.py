@@ -137,6 +137,7 @@ def test_a_bad_prompt_fails_alone_and_by_its_kind(
         ({}, {"priority": 2**70}),
         ({}, {"priority": 1.5}),
         ({}, {"cache_salt": "\ud800"}),
+        ({}, {"cache_salt": 5}),
     ],
 )
 def test_what_cannot_travel_to_the_ranks_is_refused_at_once(

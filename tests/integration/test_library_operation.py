@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -59,6 +60,20 @@ def test_the_weights_of_every_output_are_named(
         for output in engine.generate(prompts * 4, sampling):
             assert output.ids == oracle_output(output.prompt_ids, new, 8)
             assert output.weight_version == "step-2"
+
+
+@pytest.mark.parametrize("version", [5, None, b"step-2", "\ud800"])
+def test_a_version_that_is_no_text_is_refused_and_nothing_happens(
+    model_dir: Path, ordinary: list[int], other_weights: Path, version: Any
+) -> None:
+    with fake_engine(model_dir, weight_version="step-1") as engine:
+        ranks = {rank.pid for rank in my_ranks()}
+        with pytest.raises(errors.InvalidRequest, match="version: expected a text"):
+            engine.update_weights(other_weights, version)
+        [output] = engine.generate([[5, 6]], SamplingParams(max_tokens=4))
+        assert output.ids == oracle_output([5, 6], ordinary, 4)
+        assert output.weight_version == engine.info.weight_version == "step-1"
+        assert {rank.pid for rank in my_ranks()} == ranks
 
 
 async def test_an_output_under_way_goes_on_with_the_new_weights(

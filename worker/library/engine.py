@@ -250,12 +250,14 @@ class Engine:
         when all replicas compute with them; one that can't is started anew with them.
 
         Raises:
-            InvalidRequest, NotSupported: The weights do not fit; nothing has changed.
+            InvalidRequest, NotSupported: The weights do not fit, or `version` is no text;
+                nothing has changed.
             NoReplicaReady: No replica is up.
             GroupLost: The replica that tried them first died; nothing has changed.
             Draining: The engine is closed.
         """
         path = Path(folder).absolute()
+        _check_texts(folder=str(path), version=version)
         if not path.is_dir():
             raise InvalidRequest(f"there is no directory {path}", field="folder")
         self._thread.call(lambda group: group.operation.update_weights(str(path), version))
@@ -285,6 +287,15 @@ class Engine:
             raise run.error
         wanted = options.get("decode", run.is_text)
         return run.output(self._text.decode(run.ids) if wanted else None)
+
+
+def _check_texts(**texts: object) -> None:
+    """Refuse, by name, what is no string or has no bytes in UTF-8: it can't travel."""
+    for name, text in texts.items():
+        try:
+            str.encode(text)  # type: ignore[arg-type]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"{name}: expected a text, got {text!r}", field=name) from error
 
 
 def _crossing(loop: asyncio.AbstractEventLoop, take: Callable[[_T], None]) -> Callable[[_T], None]:

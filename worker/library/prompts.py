@@ -15,6 +15,8 @@ from worker.library.text import Text
 from worker.request import Add, Sampling
 
 _TRAVELS: Final = msgspec.msgpack.Decoder(Add)
+# What values of a wrong kind raise on that way.
+_WRONG: Final = (TypeError, AttributeError, ValueError, OverflowError, msgspec.MsgspecError)
 _NO_SAMPLING: Final = Sampling(seed=0)
 
 # Text, or ids: a list, an array, or anything else that gives whole numbers, numpy's included.
@@ -149,7 +151,7 @@ def _check(choices: Sequence[Run], info: GroupInfo) -> None:
             _TRAVELS.decode(msgspec.msgpack.encode(to_add(choices[0].ask(), info, request_id=0)))
         except MeshError as refusal:
             error = refusal
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as fault:
+        except _WRONG as fault:
             error = InvalidRequest(f"a value is of no kind that is expected: {fault}")
         for run in choices:
             run.error = error
