@@ -103,11 +103,12 @@ def load(kind: type[Settings], argv: Sequence[str], *, prog: str) -> Settings:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # about several flags; the message names them
-            _leave(prog, first["msg"].removeprefix("Value error, "))
+            _leave(prog, message)
         name = ".".join(str(part) for part in first["loc"]).replace("_", "-")
         given = "" if first["type"] == "missing" else f", got {first.get('input')!r}"
-        _leave(prog, f"--{name}: {first['msg']}{given}")
+        _leave(prog, f"--{name}: {message}{given}")
     except SettingsError as error:
         _leave(prog, str(error))
 

@@ -4,7 +4,7 @@ import os
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from radixmesh.settings import ServiceSettings, SettingsConfigDict
 
@@ -108,6 +108,16 @@ class WorkerSettings(ServiceSettings):
     """When every replica failed so often in a row, the front exits with 1; 0: never."""
     drain_grace_s: Seconds = Field(30.0, ge=0)
     """On SIGTERM, or when a replica retires, requests may take so many seconds to finish."""
+
+    @field_validator("*")
+    @classmethod
+    def _texts_travel(cls, value: object) -> object:
+        try:
+            if isinstance(value, str):
+                value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("Input should be text in UTF-8") from error
+        return value
 
     @model_validator(mode="after")
     def _requests_fit(self) -> "WorkerSettings":

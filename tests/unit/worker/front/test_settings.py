@@ -114,6 +114,15 @@ def test_a_rendezvous_may_be_an_address_of_any_kind() -> None:
     assert settings(*common, "[::1]:29500").meeting_place == ("::1", "29500")
 
 
+@pytest.mark.parametrize("flag", ["--model", "--weight-version", "--host"])
+def test_bytes_that_are_no_text_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings(flag, os.fsdecode(b"a\xff"))
+    assert left.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"radixmesh-worker: {flag}: Input should be text in UTF-8, got 'a\\udcff'"
+
+
 @pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
 @pytest.mark.parametrize("flag", ["step-timeout-s", "peer-timeout-s", "ageing-s", "fake-decode-ms"])
 def test_a_time_that_no_timer_takes_is_refused(
