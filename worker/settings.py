@@ -13,6 +13,10 @@ MIB = 1 << 20
 # Some thirty years: the timers of the system take no more than three hundred.
 Seconds = Annotated[float, Field(le=1e9)]
 
+# As they travel to routers and to ranks.
+Uint32 = Annotated[int, Field(lt=1 << 32)]
+Int64 = Annotated[int, Field(lt=1 << 63)]
+
 
 class WorkerSettings(ServiceSettings):
     """One model, served by `dp` replicas of `pp x tp` ranks behind one address."""
@@ -49,22 +53,22 @@ class WorkerSettings(ServiceSettings):
     """Plan a step while the one before it is computed, where --pp is 1; auto: off."""
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
     """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
-    threads: int = Field(0, ge=0)
+    threads: Int64 = Field(0, ge=0)
     """CPU threads of a rank; 0 means the usable cores divided by the ranks."""
 
     block_tokens: int = Field(0, ge=0, le=1024)
     """Ids per block of the KV cache; 0 means what the engine wants (16 as a rule)."""
-    kv_tokens: int = Field(0, ge=0)
+    kv_tokens: Int64 = Field(0, ge=0)
     """Ids whose KV one replica can hold; 0 means as many as --kv-bytes allow."""
-    kv_bytes: int = Field(1024 * MIB, ge=MIB)
+    kv_bytes: Int64 = Field(1024 * MIB, ge=MIB)
     """Bytes of each rank's KV cache when --kv-tokens is 0; 1 GiB."""
-    max_model_len: int = Field(0, ge=0)
+    max_model_len: Uint32 = Field(0, ge=0)
     """Prompt and output ids of one request; 0 means what the model allows."""
-    max_running: int = Field(64, ge=1)
+    max_running: Uint32 = Field(64, ge=1)
     """Requests of one replica in one step."""
-    max_waiting: int = Field(1024, ge=1)
+    max_waiting: Uint32 = Field(1024, ge=1)
     """Requests of one replica that wait; more are refused with QUEUE_FULL."""
-    max_batched_tokens: int = Field(512, ge=1)
+    max_batched_tokens: Uint32 = Field(512, ge=1)
     """Ids that one replica computes in one step; longer prompts go in chunks."""
 
     order: Literal["lpm", "fcfs"] = "lpm"
@@ -74,13 +78,13 @@ class WorkerSettings(ServiceSettings):
     dispatch: Literal["tokens", "shortest_queue", "round_robin"] = "tokens"
     """Which replica takes a request for which the router named none."""
 
-    fake_eos_after: int = Field(0, ge=0)
+    fake_eos_after: Int64 = Field(0, ge=0)
     """Fake engine: an output ends by itself after so many ids; 0 means never."""
     fake_prefill_tokens_per_s: float = Field(0.0, ge=0)
     """Fake engine: pace of prefill; 0 means at once."""
     fake_decode_ms: float = Field(0.0, ge=0, le=1e9)
     """Fake engine: milliseconds of a step that decodes; 0 means at once."""
-    fake_kv_blocks: int = Field(0, ge=0)
+    fake_kv_blocks: Int64 = Field(0, ge=0)
     """Fake engine: blocks of the KV cache; 0 means from --kv-tokens, else 4096."""
     fake_faults: list[str] = Field([])
     """Fake engine: faults to act out, for tests; a comma-separated list."""

@@ -81,9 +81,19 @@ class FakeEngine:
         return self._info
 
     def reserve(self, kv_blocks: int) -> None:
-        """Make the pool."""
+        """Make the pool.
+
+        Raises:
+            InvalidRequest: There is no memory for it.
+        """
         self._info = replace(self._info, kv_blocks=kv_blocks)
-        self._states = array("Q", bytes(8 * kv_blocks * self._info.block_tokens))
+        tokens = kv_blocks * self._info.block_tokens
+        try:
+            self._states = array("Q", [0]) * tokens
+        except (MemoryError, OverflowError) as error:
+            raise InvalidRequest(
+                f"--kv-tokens, --fake-kv-blocks: there is no memory for the states of {tokens} ids"
+            ) from error
 
     def launch(self, plan: StepPlan) -> None:
         """Compute a step at once; its result waits for `collect`."""

@@ -50,6 +50,13 @@ def row(
     )
 
 
+@pytest.mark.parametrize("tokens", [10**14, 10**18, 2**63 - 1])
+def test_a_pool_for_which_there_is_no_memory_is_refused(model_dir: Path, tokens: int) -> None:
+    config = RankConfig(model_dir=str(model_dir), engine="fake", kv_tokens=tokens)
+    with pytest.raises(InvalidRequest, match="no memory for the states"):
+        reserved(FakeEngine.load(config))
+
+
 def test_one_id_swapped_lost_or_doubled_changes_what_follows(model_dir: Path) -> None:
     ordinary = ordinary_ids(model_dir)
     ids = list(range(20, 30))

@@ -123,6 +123,18 @@ def test_bytes_that_are_no_text_are_refused(flag: str, capsys: pytest.CaptureFix
     assert line == f"radixmesh-worker: {flag}: Input should be text in UTF-8, got 'a\\udcff'"
 
 
+@pytest.mark.parametrize(
+    "flag", ["max-model-len", "max-running", "max-batched-tokens", "kv-tokens", "kv-bytes"]
+)
+def test_a_number_that_no_rank_can_be_told_is_refused(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings(f"--{flag}", str(10**24))
+    assert left.value.code == 2
+    assert f"--{flag}: Input should be less than" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
 @pytest.mark.parametrize("flag", ["step-timeout-s", "peer-timeout-s", "ageing-s", "fake-decode-ms"])
 def test_a_time_that_no_timer_takes_is_refused(
