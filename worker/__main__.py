@@ -1,20 +1,24 @@
 """`python -m worker`, `radixmesh-worker`: run a worker group's front, or a further host's ranks."""
 
+import signal
 import sys
 from functools import partial
-
-from radixmesh.errors import InvalidRequest
-from radixmesh.rpc.lifecycle import start
-from radixmesh.settings import load
-from worker.app import serve, serve_node
-from worker.front.supervisor import GroupEnded
-from worker.settings import WorkerSettings
 
 PROG = "radixmesh-worker"
 
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; return the exit status."""
+    # Until the service takes it, an interrupt ends this at once, and without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Only then: these take the better part of a second.
+    from radixmesh.errors import InvalidRequest
+    from radixmesh.rpc.lifecycle import start
+    from radixmesh.settings import load
+    from worker.app import serve, serve_node
+    from worker.front.supervisor import GroupEnded
+    from worker.settings import WorkerSettings
+
     settings = load(WorkerSettings, sys.argv[1:], prog=PROG)
     front = settings.node_rank == 0
     part = "front" if front else f"node {settings.node_rank}"
