@@ -56,18 +56,18 @@ async def test_ids_and_scores_of_a_plain_call_are_exact(model_dir: Path) -> None
         answers = await generate(address, request)
         again = await generate(address, request)  # from the prefix cache, as far as it may
     ids = oracle_output(PROMPT, ordinary, COUNT, wishes)
-    befores = [PROMPT + ids[:at] for at in range(COUNT)]
+    knowns = [PROMPT + ids[:at] for at in range(COUNT)]
     for each in (answers, again):
         assert [one for answer in each for one in answer.token_ids] == ids
         given = [value for answer in each for value in answer.logprobs]
         assert given == pytest.approx(
             [
                 oracle_logprob(before, one, ordinary)
-                for before, one in zip(befores, ids, strict=True)
+                for before, one in zip(knowns, ids, strict=True)
             ]
         )
         assert [one for answer in each for one in answer.tops.token_ids] == [
-            number for before in befores for number, _ in oracle_likeliest(before, ordinary, 2)
+            number for before in knowns for number, _ in oracle_likeliest(before, ordinary, 2)
         ]
         parts = [part for answer in each for part in answer.prompt_scores]
         assert [part.position for part in parts] == [

@@ -149,12 +149,12 @@ def test_a_prompt_is_scored_from_the_states_before_its_ids(top_logprobs: int) ->
     result = run(row(PROMPT, Sampling(seed=1)), scored)
     assert result.tops == Tops()
     [(logprobs, tops)] = result.prompt
-    befores = [PROMPT[:1], PROMPT[:2], PROMPT[:3]]
+    knowns = [PROMPT[:1], PROMPT[:2], PROMPT[:3]]
     expected = [
         oracle_logprob(before, target, ORDINARY)
-        for before, target in zip(befores, PROMPT[1:], strict=True)
+        for before, target in zip(knowns, PROMPT[1:], strict=True)
     ]
     assert logprobs == pytest.approx(expected)
     assert tops.counts == ([2, 2, 2] if top_logprobs else [])
-    likeliest = [one for before in befores for one in oracle_likeliest(before, ORDINARY, 2)]
+    likeliest = [one for before in knowns for one in oracle_likeliest(before, ORDINARY, 2)]
     assert tops.ids == ([number for number, _ in likeliest] if top_logprobs else [])
