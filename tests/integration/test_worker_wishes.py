@@ -61,10 +61,7 @@ async def test_ids_and_scores_of_a_plain_call_are_exact(model_dir: Path) -> None
         assert [one for answer in each for one in answer.token_ids] == ids
         given = [value for answer in each for value in answer.logprobs]
         assert given == pytest.approx(
-            [
-                oracle_logprob(before, one, ordinary)
-                for before, one in zip(knowns, ids, strict=True)
-            ]
+            [oracle_logprob(before, one, ordinary) for before, one in zip(knowns, ids, strict=True)]
         )
         assert [one for answer in each for one in answer.tops.token_ids] == [
             number for before in knowns for number, _ in oracle_likeliest(before, ordinary, 2)
