@@ -24,7 +24,7 @@ class WorkerSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="RADIXMESH_WORKER_")
 
     model: str
-    """Hugging Face directory with the model, or the name of a model converted before."""
+    """Hugging Face directory, a .gguf file (converted once), or `smollm2`."""
     model_name: str = ""
     """Name under which the model is served; empty means the last path part of --model."""
     weight_version: str = ""
@@ -45,12 +45,13 @@ class WorkerSettings(ServiceSettings):
     rendezvous: str = ""
     """HOST:PORT at host 0 where the others come; needed with --nnodes above 1."""
     carrier: Literal["auto", "local", "gloo"] = "auto"
-    """How steps are told to the ranks: `local` sockets, or `gloo`; auto: local on one host."""
+    """How steps are told to the ranks: `local` sockets, or `gloo`; auto: local on one host, gloo on
+    several."""
     tensors: Literal["auto", "shm", "gloo"] = "auto"
     """How tensor-parallel ranks add up: in shared memory, or by gloo (NCCL on CUDA); auto: in
-    shared memory on one host, where it can be had."""
+    shared memory on one host, where it can be had; several hosts: gloo."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Plan a step while the one before it is computed, where --pp is 1; auto: off."""
+    """Plan a step while the one before it is computed; needs --pp 1; auto: off."""
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
     """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
     threads: Int64 = Field(0, ge=0)
@@ -76,7 +77,7 @@ class WorkerSettings(ServiceSettings):
     ageing_s: Seconds = Field(1.0, ge=0)
     """A request that has waited so many seconds goes before any that has not."""
     dispatch: Literal["tokens", "shortest_queue", "round_robin"] = "tokens"
-    """Which replica takes a request for which the router named none."""
+    """Which replica takes a request for which none was named (direct callers of WorkerService)."""
 
     fake_eos_after: Int64 = Field(0, ge=0)
     """Fake engine: an output ends by itself after so many ids; 0 means never."""
@@ -129,6 +130,14 @@ class WorkerSettings(ServiceSettings):
             raise ValueError("--max-model-len: a prompt and its output need 2 at least, got 1")
         if self.kv_tokens == self.block_tokens == 1:
             raise ValueError("--kv-tokens: a prompt and its output need 2 at least, got 1")
+        return self
+
+    @model_validator(mode="after")
+    def _overlap_fits(self) -> "WorkerSettings":
+        if self.overlap == "on" and self.pp > 1:
+            raise ValueError(
+                f"--overlap: on needs --pp 1, got --pp {self.pp}; stages overlap by themselves"
+            )
         return self
 
     @model_validator(mode="after")

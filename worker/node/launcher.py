@@ -116,7 +116,10 @@ async def open_launcher(
             yield launcher
         return
     async with aclosing(Rendezvous(nnodes, shared_settings(base, nnodes))) as rendezvous:
-        await rendezvous.listen(meeting[0], int(meeting[1]))
+        try:
+            await rendezvous.listen(meeting[0], int(meeting[1]))
+        except OSError as error:
+            raise OSError(f"--rendezvous {':'.join(meeting)}: {error}") from error
         launcher = RankLauncher(base, nnodes=nnodes, rendezvous=rendezvous, startup_s=startup_s)
         async with aclosing(launcher):
             yield launcher

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -144,3 +145,12 @@ async def test_a_host_that_was_told_something_else_is_refused_and_ends(place: Pl
         said = (await agent.stderr.read()).decode()
         assert await agent.wait() == 2
         assert "max_running is '64' at host 0 and '3' here" in said
+
+
+async def test_a_second_host_0_names_the_flag_whose_port_is_taken(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", place.meeting)):
+        async with place.node(0) as second:
+            assert second.stderr is not None
+            said = (await second.stderr.read()).decode()
+            assert await second.wait() == 1
+            assert f"--rendezvous 127.0.0.1:{place.meeting}: " in said

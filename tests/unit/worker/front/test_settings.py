@@ -74,6 +74,7 @@ def test_the_group_is_described_by_the_flags() -> None:
         ["--carrier", "local", "--nnodes", "2", "--tp", "2", "--rendezvous", "h:1"],
         ["--tensors", "shm", "--nnodes", "2", "--tp", "2", "--rendezvous", "h:1"],
         ["--node-rank", "1"],
+        ["--overlap", "on", "--pp", "2"],
     ],
 )
 def test_a_wrong_flag_is_refused_by_name(
