@@ -243,7 +243,7 @@ class Replica:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of prompt ids that were reused, 0 to 1; None before the first prompt."""
+        """Share of what requests brought that was reused, 0 to 1; None before the first."""
         if not self.prompt_token_count:
             return None
         return self.cached_token_count / self.prompt_token_count

@@ -167,10 +167,12 @@ class WorkerMetrics:
             "uncached_tokens_count", "Prompt ids that are still to be computed.", "dp_rank"
         )
         self.prompt_tokens = make.counter(
-            "prompt_tokens_total", "Prompt ids of started requests.", "dp_rank"
+            "prompt_tokens_total",
+            "Prompt ids of started requests; of resumed ones also the output so far.",
+            "dp_rank",
         )
         self.cached_tokens = make.counter(
-            "cached_tokens_total", "Prompt ids whose KV was reused.", "dp_rank"
+            "cached_tokens_total", "Those of them whose KV was reused.", "dp_rank"
         )
         self.output_tokens = make.counter("output_tokens_total", "Ids generated.", "dp_rank")
         self.wait_seconds = make.histogram(

@@ -163,7 +163,9 @@ class Fleet:
             raise GroupLost(f"replica {booking.group_id}/{booking.dp_rank} is gone")
         ticket = group.link.submit(booking, spec, sink)
         replica.counters.routed += 1
-        replica.counters.prompt_tokens += len(spec.prompt_ids) // ID_BYTES
+        # All that the cache is asked for: of a resumed output also what was generated before.
+        looked_up = len(spec.prompt_ids) + len(spec.output_ids)
+        replica.counters.prompt_tokens += looked_up // ID_BYTES
         return ticket
 
     def explain(self, ask: Ask) -> list[CandidatePrice]:

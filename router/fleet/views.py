@@ -23,7 +23,8 @@ class ReplicaView:
         running, waiting: Requests there, of all routers.
         in_flight: Requests of this router there.
         routed: Requests sent there since this router started.
-        prompt_tokens, cached_tokens: Prompt ids of those, and how many were reused.
+        prompt_tokens, cached_tokens: Ids that those brought (prompts, and of resumed outputs
+            what was generated before), and how many of them were reused.
     """
 
     group_id: str

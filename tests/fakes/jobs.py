@@ -23,7 +23,9 @@ from worker.request import (
 )
 
 
-def group(dp: int = 1, *, weight_version: str = "") -> Group:
+def group(
+    dp: int = 1, *, weight_version: str = "", registry: CollectorRegistry | None = None
+) -> Group:
     """A group of which nothing runs."""
     spec = GroupSpec(
         model="tiny",
@@ -40,7 +42,7 @@ def group(dp: int = 1, *, weight_version: str = "") -> Group:
         probes=ProbePace(interval_s=5, timeout_s=15, give_up_s=60, reading_s=600),
     )
     clock = asyncio.get_running_loop().time
-    return Group(spec, Meters(WorkerMetrics(CollectorRegistry())), clock)
+    return Group(spec, Meters(WorkerMetrics(registry or CollectorRegistry())), clock)
 
 
 class Nobody:

@@ -154,13 +154,14 @@ class Group:
     def _dispatch(
         self, owner: Owner, entry_id: int, add: Add, replica: Replica, *, counted: bool = True
     ) -> Job:
+        brought = (len(add.prompt) + len(add.output)) // ID_BYTES
         job = Job(
             request_id=add.request_id,
             entry_id=entry_id,
             owner=owner,
             dp_rank=replica.dp_rank,
-            prompt_tokens=len(add.prompt) // ID_BYTES,
-            uncached_tokens=(len(add.prompt) + len(add.output)) // ID_BYTES,
+            prompt_tokens=brought,
+            uncached_tokens=brought,
             counted=counted,
         )
         replica.dispatch(job, add)

@@ -56,7 +56,7 @@ class Job:
     entry_id: int
     owner: Owner
     dp_rank: int
-    prompt_tokens: int
+    prompt_tokens: int  # that it came with: of a resumed one also the output so far
     uncached_tokens: int  # at most so many are to be computed
     counted: bool = True  # the front's own probes are not
 

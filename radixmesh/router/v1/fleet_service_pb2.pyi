@@ -137,7 +137,9 @@ class Replica(_message.Message):
     routed_count: _builtins.int
     """routed_count: requests sent there since this router started."""
     prompt_token_count: _builtins.int
-    """prompt_token_count: prompt ids of those."""
+    """prompt_token_count: ids that those brought: their prompts, and of resumed
+    outputs what was generated before.
+    """
     cached_token_count: _builtins.int
     """cached_token_count: of these, ids whose KV was reused."""
     prefill_rate: _builtins.float

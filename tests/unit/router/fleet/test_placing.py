@@ -170,6 +170,15 @@ def test_what_is_to_be_avoided_is_taken_only_when_nothing_else_is_left(four: Fak
     assert four.fleet.place(avoiding).dp_rank in {0, 1, 2}
 
 
+def test_no_more_of_a_resumed_output_is_reused_than_it_brought(four: FakeFleet) -> None:
+    booking = four.fleet.place(ask(PROMPT[:4]))
+    resumed = replace(spec(PROMPT[:4]), output_ids=pack_ids(PROMPT[4:32]))
+    four.fleet.submit(booking, resumed, Output())
+    four.links["a"].entries[1].on_started(24, 0.0)
+    view = four.fleet.replicas()[booking.dp_rank]
+    assert (view.cached_tokens, view.prompt_tokens) == (24, 32)
+
+
 def test_ids_of_another_tokenizer_are_refused(four: FakeFleet) -> None:
     with pytest.raises(TokenizerMismatch):
         four.fleet.place(replace(ask(), fingerprint="f2"))
