@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker.library import Engine, Output, Piece, SamplingParams
+    from worker.library import Engine, Options, Output, Piece, SamplingParams
 
-__all__ = ["Engine", "Output", "Piece", "SamplingParams"]
+__all__ = ["Engine", "Options", "Output", "Piece", "SamplingParams"]
 
 if not TYPE_CHECKING:
 

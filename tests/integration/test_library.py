@@ -154,6 +154,17 @@ def test_one_prompt_that_is_not_in_a_list_is_refused(engine: Engine) -> None:
         engine.generate("hello")
 
 
+def test_an_option_that_there_is_not_is_refused_by_name(engine: Engine) -> None:
+    with pytest.raises(errors.InvalidRequest, match="banana: there is no such option"):
+        engine.generate([[5, 6]], banana=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 2}, [{"max_tokens": 2}], 5])
+def test_sampling_of_another_kind_is_refused_by_name(engine: Engine, sampling: Any) -> None:
+    with pytest.raises(errors.InvalidRequest, match="expected SamplingParams"):
+        engine.generate([[5, 6]], sampling)
+
+
 def test_no_prompts_give_no_outputs(engine: Engine) -> None:
     assert engine.generate([]) == []
 

@@ -16,6 +16,7 @@ from radixmesh.settings import child_environment
 from tests.fakes.library import fake_engine, kill, my_ranks
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.rank_processes import gone, ranks_of
+from tests.fakes.worker_front import free_port
 from worker import Engine, Output, SamplingParams
 
 pytestmark = [pytest.mark.e2e]
@@ -203,9 +204,16 @@ def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_never_ready_are_said_in_time(model_dir: Path) -> None:
-    with pytest.raises(errors.NoReplicaReady, match=r"not ready in 0\.7 s"):
+    with pytest.raises(errors.NoReplicaReady, match=r"not ready in 0\.7 s: .* replicas 0$"):
         Engine(model_dir, engine="fake", fake_faults=["hang@step=0"], startup_timeout_s=0.7)
     assert my_ranks() == []
+
+
+def test_a_start_that_waits_for_hosts_says_for_which(model_dir: Path) -> None:
+    meeting = f"127.0.0.1:{free_port()}"
+    shape: dict[str, Any] = {"tp": 2, "nnodes": 2, "rendezvous": meeting, "startup_timeout_s": 0.7}
+    with pytest.raises(errors.NoReplicaReady, match=r"waiting for nodes 1$"):
+        Engine(model_dir, engine="fake", **shape)
 
 
 # Programs. Each prints the process ids of its ranks, then does what is written here.

@@ -76,6 +76,17 @@ def test_a_version_that_is_no_text_is_refused_and_nothing_happens(
         assert {rank.pid for rank in my_ranks()} == ranks
 
 
+@pytest.mark.parametrize(("version", "said"), [("", "must not be empty"), ("step-1", "is in use")])
+def test_a_version_that_tells_nothing_apart_is_refused(
+    model_dir: Path, other_weights: Path, version: str, said: str
+) -> None:
+    with fake_engine(model_dir, weight_version="step-1") as engine:
+        with pytest.raises(errors.InvalidRequest, match=said):
+            engine.update_weights(other_weights, version)
+        [output] = engine.generate([[5, 6]], SamplingParams(max_tokens=4))
+        assert output.weight_version == engine.info.weight_version == "step-1"
+
+
 async def test_an_output_under_way_goes_on_with_the_new_weights(
     model_dir: Path, ordinary: list[int], other_weights: Path
 ) -> None:

@@ -22,7 +22,7 @@ from worker.front.meters import Meters
 from worker.front.probes import ProbePace
 from worker.front.supervisor import GroupEnded, Launch, Pace
 from worker.front.ways import choose_carrier, choose_tensors
-from worker.node.launcher import open_launcher
+from worker.node.launcher import RankLauncher, open_launcher
 from worker.settings import WorkerSettings
 
 TICK_S = 1.0
@@ -43,9 +43,10 @@ def make_group(settings: WorkerSettings, model_dir: Path, registry: CollectorReg
 @asynccontextmanager
 async def running(
     group: Group, settings: WorkerSettings, model_dir: Path, launch: Launch | None = None
-) -> AsyncGenerator[None, None]:
+) -> AsyncGenerator[Callable[[], list[int]], None]:
     """Keep the replicas of a group alive inside the block; their ranks are gone after it.
 
+    Yields what tells which further hosts are not there, so that no ranks start.
     A failure that ends the group cancels the block, and is raised at its end.
 
     Args:
@@ -79,7 +80,7 @@ async def running(
                 tasks.create_task(_every(TICK_S, group.tick)),
                 tasks.create_task(_every(group.probes.pace.tick_s, group.probe)),
             ]
-            yield
+            yield lambda: launch.missing if isinstance(launch, RankLauncher) else []
             for task in alive:
                 task.cancel()
     except BaseExceptionGroup as failures:

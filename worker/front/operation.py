@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from radixmesh.errors import GroupLost, MeshError, NoReplicaReady
+from radixmesh.errors import GroupLost, InvalidRequest, MeshError, NoReplicaReady
 from worker.front.controls import Controls, Make
 from worker.front.replica import Hold, LoadedWeights, Replica
 from worker.front.roster import Roster
@@ -64,15 +64,27 @@ class Operation:
 
         Raises:
             NoReplicaReady: No replica is up.
-            InvalidRequest, NotSupported: The weights don't fit; nothing has changed.
+            InvalidRequest, NotSupported: The weights don't fit, or the version is none or the
+                one in use; nothing has changed.
             GroupLost: The replica that tried them was lost; nothing has changed.
         """
         async with self._lock:
+            self._check_version(version)
             self._roster.hold_all(Hold.RELOADING)
             try:
                 return await self._update(LoadedWeights(folder, version))
             finally:
                 self._roster.release_all(Hold.RELOADING)
+
+    def _check_version(self, version: str) -> None:
+        # It is all that tells outputs and cached blocks of one set of weights from another's.
+        if not version:
+            raise InvalidRequest("version: must not be empty", field="version")
+        if version == self._weights.version:
+            raise InvalidRequest(
+                f"version: {version!r} is in use, so outputs could not be told apart",
+                field="version",
+            )
 
     async def _update(self, weights: LoadedWeights) -> Outcomes:
         up = self._roster.up

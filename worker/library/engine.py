@@ -250,8 +250,8 @@ class Engine:
         when all replicas compute with them; one that can't is started anew with them.
 
         Raises:
-            InvalidRequest, NotSupported: The weights do not fit, or `version` is no text;
-                nothing has changed.
+            InvalidRequest, NotSupported: The weights do not fit, or `version` is no text,
+                empty or in use; nothing has changed.
             NoReplicaReady: No replica is up.
             GroupLost: The replica that tried them first died; nothing has changed.
             Draining: The engine is closed.

@@ -57,6 +57,7 @@ def make_runs(
     Raises:
         InvalidRequest: Arguments do not fit each other, or there is no tokenizer for texts.
     """
+    _check_names(options)
     reads = _read_all(prompts, text)
     runs: list[Run] = []
     for at, (read, params) in enumerate(
@@ -81,6 +82,13 @@ def make_runs(
         _check(choices, info)
         runs += choices
     return runs
+
+
+def _check_names(options: Options) -> None:
+    for name in options:
+        if name not in Options.__annotations__:
+            known = ", ".join(Options.__annotations__)
+            raise InvalidRequest(f"{name}: there is no such option, only {known}", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +131,23 @@ def _one_for_each(
 ) -> Sequence[SamplingParams]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * count
+    _check_kind(sampling)
     if len(sampling) != count:
         raise InvalidRequest(
             f"{len(sampling)} sampling parameters for {count} prompts", field="sampling"
         )
     return sampling
+
+
+def _check_kind(sampling: object) -> None:
+    each = sampling if isinstance(sampling, list | tuple) else [sampling]
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            kind = type(one).__name__
+            raise InvalidRequest(
+                f"sampling: expected SamplingParams, or a list of them, got {kind}",
+                field="sampling",
+            )
 
 
 def _samplings(

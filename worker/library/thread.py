@@ -145,8 +145,8 @@ class GroupThread:
             group = make_group(self._settings, self._model_dir, CollectorRegistry())
             self._held = group
             desk = Desk(group)
-            async with running(group, self._settings, self._model_dir, self._launch):
-                error = await self._serve(group, desk)
+            async with running(group, self._settings, self._model_dir, self._launch) as missing:
+                error = await self._serve(group, desk, missing)
                 self._end(error)
         except GroupEnded as end:
             error = _meaning(end)
@@ -157,7 +157,7 @@ class GroupThread:
         # Runs that were posted meanwhile are told.
         await asyncio.sleep(0)
 
-    async def _serve(self, group: Group, desk: Desk) -> MeshError:
+    async def _serve(self, group: Group, desk: Desk, missing: Callable[[], list[int]]) -> MeshError:
         def started() -> bool:
             return self._stopping or all(each.state is ReplicaState.UP for each in group.replicas)
 
@@ -170,7 +170,8 @@ class GroupThread:
             async with asyncio.timeout(startup_s):
                 await group.changed.until(started)
         except TimeoutError:
-            return NoReplicaReady(f"the replicas were not ready in {startup_s:g} s")
+            why = _waits_for(group, missing())
+            return NoReplicaReady(f"the replicas were not ready in {startup_s:g} s: {why}")
         if not self._stopping:
             self._started.set_result((group, desk))
             await group.changed.until(stopped)
@@ -190,6 +191,13 @@ class GroupThread:
             self._desk.end(error)
         else:
             self._started.set_exception(error)
+
+
+def _waits_for(group: Group, missing: list[int]) -> str:
+    if missing:
+        return f"waiting for nodes {', '.join(map(str, missing))}"
+    late = [each.dp_rank for each in group.replicas if each.state is not ReplicaState.UP]
+    return f"waiting for the ranks of replicas {', '.join(map(str, late))}"
 
 
 def _meaning(end: GroupEnded) -> MeshError:

@@ -81,6 +81,11 @@ class RankLauncher:
             here = await self._host.start(_met(life, store), address=address, store=store)
         return RankSet(here)
 
+    @property
+    def missing(self) -> list[int]:
+        """Further hosts that are not there, so that nothing starts."""
+        return [] if self._rendezvous is None else self._rendezvous.missing
+
     async def aclose(self) -> None:
         """End what starts the ranks, and what is left of them."""
         await self._host.aclose()

@@ -160,9 +160,14 @@ class Rendezvous:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         return socket.create_server((self.address, 0), family=family)
 
+    @property
+    def missing(self) -> list[int]:
+        """Hosts that are not there."""
+        return [rank for rank in range(1, self._nnodes) if rank not in self._nodes]
+
     async def complete(self) -> None:
         """Wait until all hosts are there, for ever."""
-        while missing := [rank for rank in range(1, self._nnodes) if rank not in self._nodes]:
+        while missing := self.missing:
             logger.info("waiting for nodes", extra={"missing": missing})
             self._changed.clear()
             await self._changed.wait()
