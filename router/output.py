@@ -77,8 +77,14 @@ class Attempt:
             gained=position - self.position,
         )
 
-    def receipt(self, *, places: int, seed: int) -> Receipt:
-        """Return what it was predicted to cost and did; `places`: that the output ran at."""
+    def receipt(self, *, last: "Attempt", places: int, seed: int) -> Receipt:
+        """Return what it was predicted to cost and did.
+
+        Args:
+            last: The attempt that finished the output.
+            places: That the output ran at.
+            seed: What the draws were keyed by.
+        """
         booking = self.booking
         return Receipt(
             group_id=booking.group_id,
@@ -92,6 +98,8 @@ class Attempt:
             policy=booking.policy,
             attempts=places,
             seed=seed,
+            last_group_id=last.booking.group_id,
+            last_dp_rank=last.booking.dp_rank,
         )
 
     def free(self) -> None:
@@ -174,6 +182,7 @@ class Output:
         self._seed = seed
         self._on_loss = on_loss
         self._first: Attempt | None = None
+        self._last: Attempt | None = None
         self._places = 0
         self._error: MeshError | None = None
         self._changed = asyncio.Event()
@@ -225,7 +234,7 @@ class Output:
         self.patience.renew()
 
     def note_started(self, attempt: Attempt) -> None:
-        """Keep the first attempt that ran: usage and receipt are about it."""
+        """Keep the first attempt that ran: what usage and receipt count is about it."""
         if self._first is None:
             self._first = attempt
 
@@ -240,6 +249,7 @@ class Output:
             attempt.free()
             self.lose_attempt(attempt, GroupLost("a replica skipped an output position"))
             return
+        self._last = attempt
         if self.reader is not None:
             self.reader.forward(self.journal)
         if self.journal.complete:
@@ -353,4 +363,5 @@ class Output:
         first = self._first or self.attempt
         if first is None:
             return Receipt(seed=self._seed)
-        return first.receipt(places=max(self._places, 1), seed=self._seed)
+        last = self._last or first
+        return first.receipt(last=last, places=max(self._places, 1), seed=self._seed)

@@ -124,7 +124,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Where an output ran (first attempt), what was predicted, what came true."""
+    """Where an output ran, what was predicted, what came true.
+
+    About the first attempt, but for `last_group_id` and `last_dp_rank`: where it finished.
+    """
 
     group_id: str = ""
     dp_rank: int = 0
@@ -137,6 +140,8 @@ class Receipt:
     policy: str = ""
     attempts: int = 1
     seed: int
+    last_group_id: str = ""
+    last_dp_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,4 +147,6 @@ def _to_receipt(receipt: Receipt) -> pb.RouteReceipt:
         policy=receipt.policy,
         attempts=receipt.attempts,
         seed=receipt.seed,
+        last_group_id=receipt.last_group_id,
+        last_dp_rank=receipt.last_dp_rank,
     )

@@ -103,11 +103,20 @@ def models_table(models: Iterable[Model]) -> Table:
 
 def footer(usage: Usage, receipt: Receipt) -> str:
     """Return one line on where an answer came from."""
+    began = f"{receipt.group_id}/{receipt.dp_rank}"
+    ended = f"{receipt.last_group_id}/{receipt.last_dp_rank}" if receipt.last_group_id else began
     return (
-        f"{receipt.group_id}/{receipt.dp_rank}: {usage.completion_tokens} tokens; "
+        f"{ended}: {usage.completion_tokens} tokens; "
         f"{usage.cached_tokens}/{usage.prompt_tokens} prompt tokens reused "
         f"({receipt.actual_blocks} blocks, {receipt.predicted_blocks} predicted)"
+        f"{_resumed(receipt.attempts - 1, began)}"
     )
+
+
+def _resumed(times: int, began: str) -> str:
+    if times < 1:
+        return ""
+    return f" (resumed {'once' if times == 1 else f'{times} times'}, began on {began})"
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:

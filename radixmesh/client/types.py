@@ -112,7 +112,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Where an output ran, what the router predicted (blocks, seconds), what came true."""
+    """Where an output ran, what the router predicted (blocks, seconds), what came true.
+
+    About the first attempt, but for `last_group_id` and `last_dp_rank`: where it finished
+    (empty from a router that does not say).
+    """
 
     group_id: str
     dp_rank: int
@@ -125,6 +129,8 @@ class Receipt:
     policy: str
     attempts: int
     seed: int
+    last_group_id: str = ""
+    last_dp_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,8 @@ async def test_events_travel_whole() -> None:
         assert getattr(receipt, name) == getattr(RECEIPT, name)
     for name in ("prompt_blocks", "predicted_wait_s", "actual_wait_s", "policy", "attempts"):
         assert getattr(receipt, name) == getattr(RECEIPT, name)
-    assert receipt.seed == RECEIPT.seed
+    for name in ("seed", "last_group_id", "last_dp_rank"):
+        assert getattr(receipt, name) == getattr(RECEIPT, name)
 
 
 async def test_unset_means_the_default_and_zero_is_a_value() -> None:

@@ -27,6 +27,8 @@ RECEIPT = Receipt(
     policy="price",
     attempts=1,
     seed=7,
+    last_group_id="g1",
+    last_dp_rank=2,
 )
 
 

@@ -326,6 +326,8 @@ class RouteReceipt(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    LAST_GROUP_ID_FIELD_NUMBER: _builtins.int
+    LAST_DP_RANK_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id: the group of the first attempt."""
     dp_rank: _builtins.int
@@ -348,6 +350,10 @@ class RouteReceipt(_message.Message):
     """attempts: places it ran at; 1 when nothing died."""
     seed: _builtins.int
     """seed: what the draws were keyed by."""
+    last_group_id: _builtins.str
+    """last_group_id: the group of the attempt that finished it."""
+    last_dp_rank: _builtins.int
+    """last_dp_rank: its replica."""
     def __init__(
         self,
         *,
@@ -362,10 +368,12 @@ class RouteReceipt(_message.Message):
         policy: _builtins.str = ...,
         attempts: _builtins.int = ...,
         seed: _builtins.int = ...,
+        last_group_id: _builtins.str = ...,
+        last_dp_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_blocks", b"actual_blocks", "actual_wait_s", b"actual_wait_s", "attempts", b"attempts", "block_tokens", b"block_tokens", "dp_rank", b"dp_rank", "group_id", b"group_id", "policy", b"policy", "predicted_blocks", b"predicted_blocks", "predicted_wait_s", b"predicted_wait_s", "prompt_blocks", b"prompt_blocks", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_blocks", b"actual_blocks", "actual_wait_s", b"actual_wait_s", "attempts", b"attempts", "block_tokens", b"block_tokens", "dp_rank", b"dp_rank", "group_id", b"group_id", "last_dp_rank", b"last_dp_rank", "last_group_id", b"last_group_id", "policy", b"policy", "predicted_blocks", b"predicted_blocks", "predicted_wait_s", b"predicted_wait_s", "prompt_blocks", b"prompt_blocks", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console, RenderableType
 
 from radixmesh.cli.show import explanation_table, footer, harmless, replicas_table
@@ -80,9 +81,11 @@ def test_an_explanation_fits() -> None:
     assert not any("…" in line for line in lines)
 
 
-def test_the_line_below_an_answer_fits() -> None:
-    usage = Usage(prompt_tokens=800, cached_tokens=400, completion_tokens=512)
-    receipt = Receipt(
+USAGE = Usage(prompt_tokens=800, cached_tokens=400, completion_tokens=512)
+
+
+def receipt(*, attempts: int = 1, last_group_id: str = "worker-1") -> Receipt:
+    return Receipt(
         group_id="worker-1",
         dp_rank=0,
         block_tokens=16,
@@ -92,10 +95,27 @@ def test_the_line_below_an_answer_fits() -> None:
         predicted_wait_s=0.0,
         actual_wait_s=0.0,
         policy="price",
-        attempts=1,
+        attempts=attempts,
         seed=1,
+        last_group_id=last_group_id,
     )
-    assert len(footer(usage, receipt)) <= 80
+
+
+def test_the_line_below_an_answer_fits() -> None:
+    assert len(footer(USAGE, receipt())) <= 80
+
+
+@pytest.mark.parametrize(("attempts", "times"), [(2, "once"), (4, "3 times")])
+def test_the_line_below_a_resumed_answer_says_where_it_ended_and_began(
+    attempts: int, times: str
+) -> None:
+    line = footer(USAGE, receipt(attempts=attempts, last_group_id="worker-0"))
+    assert line.startswith("worker-0/0: 512 tokens; ")
+    assert line.endswith(f" (resumed {times}, began on worker-1/0)")
+
+
+def test_a_router_that_does_not_say_where_an_answer_ended_is_believed_as_to_the_beginning() -> None:
+    assert footer(USAGE, receipt(last_group_id="")).startswith("worker-1/0: ")
 
 
 def test_a_models_text_can_not_drive_a_terminal() -> None:

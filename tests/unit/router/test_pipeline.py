@@ -332,6 +332,16 @@ async def test_a_stream_whose_replica_is_lost_goes_on_at_the_next_position(
     mesh.assert_nothing_is_held()
 
 
+async def test_a_receipt_says_where_an_output_began_and_where_it_ended(mesh: Mesh) -> None:
+    def script(step: int) -> None:
+        if step == 8:
+            mesh.fleet.kill(mesh.fleet.entries[0].replica)
+
+    mesh.script = script
+    receipt = (await collect(mesh, ask(40))).finishes[0].receipt
+    assert (receipt.group_id, receipt.last_group_id) == ("g0", "g1")
+
+
 async def test_a_dead_replica_is_avoided_and_a_cut_link_is_not(mesh: Mesh) -> None:
     mesh.script = kill_serving_replica(mesh, {5})
     await collect(mesh, ask(20))
