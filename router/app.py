@@ -15,6 +15,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
+from radixmesh.errors import Draining
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 # Readiness is looked at after changes of the fleet, but no more often than this. The fleet
 # changes at each of its ticks at the latest, and that also covers the text services.
 HEALTH_PAUSE_S = 0.1
+# Requests whose grace is over are cut so long after their clients were told.
+LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +287,15 @@ async def _drain(settings: RouterSettings, core: Core, edges: _Edges) -> None:
     logger.info("draining", extra={"running": core.admission.running})
     await edges.public.drain(settings.settle_s)
     began = time.monotonic()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(edges.public.stop(settings.drain_grace_s))
-        if edges.http:
-            tasks.create_task(edges.http.stop(grace_s=settings.drain_grace_s))
+    late = asyncio.get_running_loop().call_later(
+        settings.drain_grace_s, core.pipeline.end, Draining("the router stops")
+    )
+    grace_s = settings.drain_grace_s + LAST_WORDS_S
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(edges.public.stop(grace_s))
+            if edges.http:
+                tasks.create_task(edges.http.stop(grace_s=grace_s))
+    finally:
+        late.cancel()
     logger.info("drained", extra={"seconds": round(time.monotonic() - began, 3)})

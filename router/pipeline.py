@@ -55,7 +55,7 @@ class Pace:
     default_max_tokens: int = 512
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
     """A request on its way."""
 
@@ -106,6 +106,7 @@ class Pipeline:
             rng=rng,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[_Call] = set()
 
     @property
     def supervised(self) -> int:
@@ -130,6 +131,7 @@ class Pipeline:
         deadline = asyncio.get_running_loop().time() + timeout_s
         async with self._admit(timeout_s):
             call = _Call(request, deadline, self._stream())
+            self._calls.add(call)
             supervisor = asyncio.create_task(self._supervise(call))
             self._tasks.add(supervisor)
             supervisor.add_done_callback(self._tasks.discard)
@@ -138,9 +140,15 @@ class Pipeline:
                     for event in events:
                         yield event
             finally:
+                self._calls.discard(call)
                 call.stream.close()
                 supervisor.cancel()
                 await asyncio.wait([supervisor])
+
+    def end(self, error: MeshError) -> None:
+        """End all running requests by an error, which their clients are told."""
+        for call in list(self._calls):
+            call.stream.fail(error)
 
     async def explain(self, request: GenerateRequest) -> tuple[int, Sequence[CandidatePrice]]:
         """Return the number of prompt ids and every replica's price; sends nothing to any.

@@ -43,6 +43,9 @@ _WORKER_FLAGS = (
     "fake_faults",
 )
 
+# What a router needs beside its drain grace: until callers saw NOT_SERVING, for last words.
+_ROUTER_ENDS_S = 2.5
+
 
 class UpSettings(ServiceSettings):
     """A local mesh of separate processes: a router, a tokenizer, a detokenizer, worker groups.
@@ -169,6 +172,8 @@ def _router(settings: UpSettings, base: int, leaves: list[Service]) -> Service:
             tokenizers=places["tokenizer"],
             detokenizers=places["detokenizer"],
             log_level=settings.log_level,
+            # Clients are told of the end before the router is killed.
+            drain_grace_s=max(0.0, settings.grace_s - _ROUTER_ENDS_S),
         ),
         *_given(settings, _ROUTER_FLAGS),
     )

@@ -73,6 +73,14 @@ def test_help_states_the_default_that_the_service_has(
     assert re.search(rf"[;] {shown}( \(.*\))? unless given\.$", said), said
 
 
+@pytest.mark.parametrize(("grace_s", "drain_s"), [(5, 2.5), (1, 0.0)])
+def test_the_router_has_time_for_last_words_before_it_would_be_killed(
+    grace_s: float, drain_s: float
+) -> None:
+    router = plan(settings(f"--grace-s={grace_s}"), port_base=30000)[0]
+    assert float(flags(router.argv)["--drain-grace-s"]) == drain_s
+
+
 def test_a_flag_that_was_not_given_is_not_passed_on() -> None:
     router, *_, worker = plan(settings(), port_base=30000)
     assert "--policy" not in flags(router.argv)

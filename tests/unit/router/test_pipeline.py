@@ -378,6 +378,17 @@ async def test_a_stream_that_nobody_takes_over_in_time_ends_unavailable(mesh: Me
     mesh.assert_nothing_is_held()
 
 
+async def test_a_router_that_ends_tells_its_clients_and_holds_nothing(mesh: Mesh) -> None:
+    pipeline = mesh.pipeline()
+    async with mesh.running(), aclosing(pipeline.generate(ask(40))) as events:
+        await anext(events)
+        pipeline.end(Draining("the router stops"))
+        with pytest.raises(Draining):
+            async for _ in events:
+                pass
+    mesh.assert_nothing_is_held()
+
+
 async def test_new_work_waits_a_moment_for_a_replica_then_is_refused(mesh: Mesh) -> None:
     for replica in mesh.fleet.replicas:
         mesh.fleet.kill(replica)
