@@ -74,7 +74,7 @@ async def serve(
 
 
 async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Run this host's ranks for host 0 until `stop` is set and host 0 has drained.
+    """Run this host's ranks for host 0 until `stop` is set and nothing runs that needs them.
 
     Raises:
         InvalidRequest: There is no such model, or host 0 was told something else.
@@ -103,11 +103,12 @@ async def serve_node(settings: WorkerSettings, stop: asyncio.Event) -> None:
 
 
 async def _stop_node(agent: Agent, stop: asyncio.Event, grace_s: float) -> None:
-    # Both hosts are told to stop at once as a rule; what runs is host 0's to finish.
+    # What runs is host 0's to finish; it gives out nothing new that needs this host.
     await stop.wait()
+    logger.info("leaving", extra={"grace_s": grace_s})
     try:
         async with asyncio.timeout(grace_s):
-            await agent.rest()
+            await agent.leave()
     except TimeoutError:
         logger.warning("grace is over, ranks still run")
 

@@ -20,6 +20,7 @@ from worker.front.description import GroupSpec
 from worker.front.group import Group
 from worker.front.meters import Meters
 from worker.front.probes import ProbePace
+from worker.front.replica import Hold
 from worker.front.supervisor import GroupEnded, Launch, Pace
 from worker.front.ways import choose_carrier, choose_tensors
 from worker.node.launcher import RankLauncher, open_launcher
@@ -69,6 +70,7 @@ async def running(
             base,
             nnodes=settings.nnodes,
             meeting=settings.meeting_place,
+            work=_Work(group),
             startup_s=settings.startup_timeout_s,
         )
     )
@@ -87,6 +89,22 @@ async def running(
         if ended := failures.subgroup(GroupEnded):
             raise _first(ended) from failures
         raise
+
+
+class _Work:
+    """A group's requests, as hosts that leave know them."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def hold(self) -> None:
+        self._group.roster.hold_all(Hold.LEAVING)
+
+    def go_on(self) -> None:
+        self._group.roster.release_all(Hold.LEAVING)
+
+    async def idle(self) -> None:
+        await self._group.idle()
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

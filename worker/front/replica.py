@@ -38,6 +38,7 @@ class Hold(enum.Enum):
     RETIRING = "is retiring"
     PAUSED = "is paused"
     RELOADING = "is changing its weights"
+    LEAVING = "is losing a host"
     SILENT = "does not answer"
 
 

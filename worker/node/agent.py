@@ -18,7 +18,9 @@ from worker.node.line import (
     DumpShare,
     EndShare,
     Hello,
+    Leaving,
     Line,
+    MayLeave,
     Message,
     Refused,
     ShareEnded,
@@ -54,6 +56,7 @@ class Agent:
         self._why = ""  # of the last dial that failed, said once
         self._resting = asyncio.Event()
         self._resting.set()
+        self._line: Line | None = None  # while host 0 is there
 
     async def run(self, address: str, port: int) -> None:
         """Be of service to host 0 at this address.
@@ -71,18 +74,22 @@ class Agent:
                 attempt.retry_state.attempt_number = 1
                 await self._serve(line)
 
-    async def rest(self) -> None:
-        """Wait until host 0 has nothing run here, or is lost."""
+    async def leave(self) -> None:
+        """Tell host 0, and wait until it needs nothing of this host any more, or is lost."""
+        if self._line is not None:
+            self._line.send(Leaving())
         await self._resting.wait()
 
     async def _serve(self, line: Line) -> None:
         logger.info("of service to host 0", extra={"address": line.there})
+        self._line = line
         try:
             await _Service(self._host, line, self._resting).run()
         except LinkLost as error:
             logger.error("host 0 lost", extra={"error": error.message})  # noqa: TRY400
             raise
         finally:
+            self._line = None
             line.close()
 
     async def _come(self, address: str, port: int) -> Line:
@@ -153,6 +160,8 @@ class _Service:
                 self._spawn(self._watch(message.incarnation, share))
             case DumpShare():
                 self._spawn(self._dump(message.incarnation))
+            case MayLeave():
+                self._resting.set()
             case EndShare():
                 self._spawn(self._end(message.incarnation, message.grace_s))
             case _:

@@ -13,7 +13,7 @@ from worker.group.launch import needs_meeting
 from worker.node.agreement import shared_settings
 from worker.node.forks import FIRST_ANSWER_S
 from worker.node.host import Host
-from worker.node.rendezvous import RemoteShare, Rendezvous
+from worker.node.rendezvous import RemoteShare, Rendezvous, Work
 from worker.node.share import Life, Share
 
 
@@ -109,9 +109,12 @@ async def open_launcher(
     *,
     nnodes: int = 1,
     meeting: tuple[str, str] = ("", ""),
+    work: Work | None = None,
     startup_s: float = FIRST_ANSWER_S,
 ) -> AsyncGenerator[RankLauncher, None]:
     """Keep a launcher; with further hosts it listens for them at `meeting` (host, port).
+
+    It has `work` held while one of them leaves, and until all are there again.
 
     Raises:
         OSError: That port can't be had.
@@ -120,7 +123,7 @@ async def open_launcher(
         async with aclosing(RankLauncher(base, startup_s=startup_s)) as launcher:
             yield launcher
         return
-    async with aclosing(Rendezvous(nnodes, shared_settings(base, nnodes))) as rendezvous:
+    async with aclosing(Rendezvous(nnodes, shared_settings(base, nnodes), work=work)) as rendezvous:
         try:
             await rendezvous.listen(meeting[0], int(meeting[1]))
         except OSError as error:

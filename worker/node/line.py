@@ -38,6 +38,14 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Nothing to say."""
 
 
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """A further host is told to stop; it stays until host 0 lets it go, or its grace is over."""
+
+
+class MayLeave(msgspec.Struct, frozen=True, tag="may leave"):
+    """Nothing runs any more for which the host is needed."""
+
+
 class StartShare(msgspec.Struct, frozen=True, tag="start"):
     """Start the host's ranks of a replica; they meet at this port of host 0."""
 
@@ -84,6 +92,8 @@ Message: TypeAlias = (
     | Welcome
     | Refused
     | Beat
+    | Leaving
+    | MayLeave
     | StartShare
     | ShareStarted
     | ShareEnded

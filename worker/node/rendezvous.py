@@ -7,6 +7,9 @@ ranks; knows neither what a replica is for nor when to start it again.
 import asyncio
 import logging
 import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
 
 from radixmesh.errors import LinkLost
 from worker.node.agreement import difference
@@ -16,7 +19,9 @@ from worker.node.line import (
     DumpShare,
     EndShare,
     Hello,
+    Leaving,
     Line,
+    MayLeave,
     Message,
     Refused,
     ShareEnded,
@@ -82,6 +87,7 @@ class _Node:
         self.line = line
         self.node_rank = node_rank
         self.shares: dict[int, RemoteShare] = {}
+        self.leaving = False
 
     def lose(self, why: str) -> None:
         """End everything that it ran."""
@@ -115,19 +121,53 @@ class _Node:
             self.shares.pop(message.incarnation, None)
 
 
+class Work(Protocol):
+    """What the hosts do together, as far as one that leaves must know."""
+
+    def hold(self) -> None:
+        """Begin nothing new."""
+        ...
+
+    def go_on(self) -> None:
+        """Take `hold` back."""
+        ...
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        ...
+
+
+class NoWork:
+    """Of hosts for which nobody has any."""
+
+    def hold(self) -> None:
+        """Do nothing."""
+
+    def go_on(self) -> None:
+        """Do nothing."""
+
+    async def idle(self) -> None:
+        """Return."""
+
+
 class Rendezvous:
-    """Listens for the hosts 1..nnodes-1. `settings` is what they must have been told too."""
+    """Listens for the hosts 1..nnodes-1. `settings` is what they must have been told too.
+
+    A host that leaves has `work` held until all are there again.
+    """
 
     def __init__(
         self,
         nnodes: int,
         settings: dict[str, str],
         *,
+        work: Work | None = None,
         beat_s: float = BEAT_S,
         lost_s: float = LOST_S,
     ) -> None:
         self._nnodes = nnodes
         self._settings = settings
+        self._work = work or NoWork()
         self._beat_s = beat_s
         self._lost_s = lost_s
         self._nodes: dict[int, _Node] = {}
@@ -162,8 +202,9 @@ class Rendezvous:
 
     @property
     def missing(self) -> list[int]:
-        """Hosts that are not there."""
-        return [rank for rank in range(1, self._nnodes) if rank not in self._nodes]
+        """Hosts that are not there, or are about to leave."""
+        there = {rank for rank, node in self._nodes.items() if not node.leaving}
+        return [rank for rank in range(1, self._nnodes) if rank not in there]
 
     async def complete(self) -> None:
         """Wait until all hosts are there, for ever."""
@@ -234,13 +275,26 @@ class Rendezvous:
             line.send(Welcome())
             logger.info("node is there", extra={"node_rank": node.node_rank, "address": line.there})
             self._changed.set()
-            await _attend(node)
+            if not self.missing:
+                self._work.go_on()
+            await _attend(node, partial(self._let_go, node))
         except LinkLost as error:
-            why = error.message
-            logger.error("node lost", extra={"node_rank": node.node_rank, "error": why})  # noqa: TRY400
+            if node.leaving:
+                why = "it was told to stop"
+                logger.info("node left", extra={"node_rank": node.node_rank})
+            else:
+                why = error.message
+                logger.error("node lost", extra={"node_rank": node.node_rank, "error": why})  # noqa: TRY400
         finally:
             del self._nodes[hello.node_rank]
             node.lose(why)
+
+    async def _let_go(self, node: _Node) -> None:
+        logger.info("node is leaving", extra={"node_rank": node.node_rank})
+        node.leaving = True
+        self._work.hold()
+        await self._work.idle()
+        node.line.send(MayLeave())
 
     def _refusal(self, hello: Hello) -> Refused | None:
         if not 0 < hello.node_rank < self._nnodes:
@@ -253,14 +307,20 @@ class Rendezvous:
         return None
 
 
-async def _attend(node: _Node) -> None:
+async def _attend(node: _Node, let_go: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Take what a host says until it is lost. Raises LinkLost."""
-    beating = asyncio.get_running_loop().create_task(node.line.beat())
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[Any]] = [loop.create_task(node.line.beat())]
     try:
         while True:
-            node.on_message(await node.line.receive())
+            message = await node.line.receive()
+            if not isinstance(message, Leaving):
+                node.on_message(message)
+            elif not node.leaving:
+                tasks.append(loop.create_task(let_go()))
     finally:
-        beating.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 def _settle(future: asyncio.Future[str] | asyncio.Future[None], value: str | None) -> None:

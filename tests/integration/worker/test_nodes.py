@@ -15,7 +15,7 @@ from radixmesh import errors
 from radixmesh.settings import child_environment
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.rank_processes import gone, ranks_of
-from tests.fakes.router_end import UP, attach
+from tests.fakes.router_end import DRAINING, UP, attach
 from tests.fakes.worker_front import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
@@ -154,3 +154,28 @@ async def test_a_second_host_0_names_the_flag_whose_port_is_taken(place: Place) 
             said = (await second.stderr.read()).decode()
             assert await second.wait() == 1
             assert f"--rendezvous 127.0.0.1:{place.meeting}: " in said
+
+
+async def test_a_host_that_leaves_is_given_nothing_new_and_goes_once_nothing_runs(
+    place: Place,
+) -> None:
+    pace = ("--fake-decode-ms", "10")
+    async with place.node(0, *pace), attach(place.address) as router:
+        async with place.node(1, *pace) as agent:
+            await router.until_up(0)
+            running = router.submit(PROMPT, max_tokens=100)
+            await running.begun.wait()
+            agent.send_signal(signal.SIGTERM)
+            await router.until(lambda: router.state(0) == DRAINING)
+            assert isinstance(await router.submit(PROMPT).failure(), errors.Draining)
+            assert len(await running.result()) == 100
+            async with asyncio.timeout(5):
+                assert await agent.wait() == 0
+        assert router.state(0) != UP
+        async with place.node(1, *pace) as other:
+            await router.until(lambda: router.state(0) == UP)
+            again = router.submit(PROMPT, max_tokens=5)
+            assert len(await again.result()) == 5
+            other.send_signal(signal.SIGINT)
+            async with asyncio.timeout(5):
+                assert await other.wait() == 0
