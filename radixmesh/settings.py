@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import yaml
 from pydantic import ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -89,18 +90,22 @@ def load(kind: type[Settings], argv: Sequence[str], *, prog: str) -> Settings:
         SystemExit: A value is wrong (status 2), or help was asked for (0).
     """
     config = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    config.add_argument("--config", type=Path, default=None)
+    config.add_argument("--config", type=Path, metavar="FILE", default=None)
     known, rest = config.parse_known_args(list(argv))
     chosen = _with_file(kind, known.config, prog)
+    variables = kind.model_config.get("env_prefix", "")
     try:
-        return chosen(
-            _cli_settings_source=CliSettingsSource(  # type: ignore[call-arg]
-                chosen,
-                cli_parse_args=list(rest),
-                cli_prog_name=prog,
-                formatter_class=_HelpFormatter,
-            )
+        flags: CliSettingsSource[Any] = CliSettingsSource(
+            chosen, cli_prog_name=prog, formatter_class=_HelpFormatter
         )
+        # Only for the help: it was read above.
+        flags.root_parser.add_argument(
+            "--config",
+            metavar="FILE",
+            default=argparse.SUPPRESS,
+            help=f"YAML or JSON; flags and {variables}<FLAG> variables go before it.",
+        )
+        return chosen(_cli_settings_source=flags(args=list(rest)))  # type: ignore[call-arg]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = first["msg"].removeprefix("Value error, ")
@@ -118,12 +123,26 @@ def _with_file(kind: type[Settings], path: Path | None, prog: str) -> type[Setti
         return kind
     if not path.is_file():
         _leave(prog, f"--config: there is no file {path}")
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        _leave(prog, f"--config: {path} is neither YAML nor JSON{line}")
+    except OSError as error:
+        _leave(prog, f"--config: {path} can't be read ({error.strerror})")
+    if content is not None and not (isinstance(content, dict) and all(map(_is_name, content))):
+        _leave(prog, f"--config: {path} is no YAML or JSON of the form 'name: value'")
 
     class WithFile(kind):  # type: ignore[valid-type, misc]
         model_config = SettingsConfigDict(yaml_file=path, title=kind.__name__)
 
     WithFile.__doc__ = kind.__doc__
     return WithFile
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str)
 
 
 def _leave(prog: str, message: str) -> NoReturn:
