@@ -19,15 +19,17 @@ async def test_a_stream_that_outlasts_the_grace_is_told_and_nothing_is_killed(
     model_dir: Path, tmp_path: Path
 ) -> None:
     flags = ("--fake-decode-ms=50", f"--grace-s={GRACE_S}")
-    async with running_up(model_dir, tmp_path, *flags, groups=1) as up:
-        async with AsyncClient(up.grpc) as client:
-            stream = client.generate([5] * 4, sampling=Sampling(max_tokens=400))
-            await anext(stream)
-            began = time.monotonic()
-            ending = asyncio.ensure_future(up.end())
-            with pytest.raises(Draining):
-                async for _ in stream:
-                    pass
-            assert time.monotonic() - began < GRACE_S
-            assert await ending == 0
+    async with (
+        running_up(model_dir, tmp_path, *flags, groups=1) as up,
+        AsyncClient(up.grpc) as client,
+    ):
+        stream = client.generate([5] * 4, sampling=Sampling(max_tokens=400))
+        await anext(stream)
+        began = time.monotonic()
+        ending = asyncio.ensure_future(up.end())
+        with pytest.raises(Draining):
+            async for _ in stream:
+                pass
+        assert time.monotonic() - began < GRACE_S
+        assert await ending == 0
     assert "killed" not in (tmp_path / "up.log").read_text()
