@@ -1,19 +1,23 @@
 """`python -m router`, `radixmesh-router`: read the settings, run the router."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
-
-from radixmesh.rpc.lifecycle import lacking, start
-from radixmesh.settings import load
-from router.app import serve
-from router.settings import RouterSettings
 
 PROG = "radixmesh-router"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; return the exit status."""
+    # Until the service takes it, an interrupt ends this at once, and without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Only then: these take the better part of a second.
+    from radixmesh.rpc.lifecycle import lacking, start
+    from radixmesh.settings import load
+    from router.app import serve
+    from router.settings import RouterSettings
+
     settings = load(RouterSettings, sys.argv[1:] if argv is None else argv, prog=PROG)
     title = f"groups={len(settings.groups)} policy={settings.policy}"
     try:

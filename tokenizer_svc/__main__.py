@@ -1,28 +1,36 @@
 """`python -m tokenizer_svc tokenizer|detokenizer`: read the flags and run one of the services."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
 
-from radixmesh.errors import InvalidRequest
-from radixmesh.rpc.lifecycle import lacking, start
-from radixmesh.settings import load
-from tokenizer_svc.settings import DetokenizerSettings, TokenizerSettings
-
 
 def tokenizer_main(argv: Sequence[str] | None = None) -> int:
     """Run the tokenizer; return the exit status."""
-    prog = "radixmesh-tokenizer"
-    return _run(prog, load(TokenizerSettings, sys.argv[1:] if argv is None else argv, prog=prog))
+    return _run("tokenizer", sys.argv[1:] if argv is None else argv)
 
 
 def detokenizer_main(argv: Sequence[str] | None = None) -> int:
     """Run the detokenizer; return the exit status."""
-    prog = "radixmesh-detokenizer"
-    return _run(prog, load(DetokenizerSettings, sys.argv[1:] if argv is None else argv, prog=prog))
+    return _run("detokenizer", sys.argv[1:] if argv is None else argv)
 
 
-def _run(prog: str, settings: TokenizerSettings | DetokenizerSettings) -> int:
+def _run(role: str, argv: Sequence[str]) -> int:
+    # Until the service takes it, an interrupt ends this at once, and without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Only then: these take the better part of a second.
+    from radixmesh.errors import InvalidRequest
+    from radixmesh.rpc.lifecycle import lacking, start
+    from radixmesh.settings import load
+    from tokenizer_svc.settings import DetokenizerSettings, TokenizerSettings
+
+    prog = f"radixmesh-{role}"
+    settings: TokenizerSettings | DetokenizerSettings
+    if role == "tokenizer":
+        settings = load(TokenizerSettings, argv, prog=prog)
+    else:
+        settings = load(DetokenizerSettings, argv, prog=prog)
     try:
         # Only here: the `tokenizer` extra may not be installed.
         from tokenizer_svc.app import serve_detokenizer, serve_tokenizer, served_name

@@ -2,15 +2,12 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from radixmesh import errors
-from radixmesh.settings import child_environment
 from tests.fakes.oracle import oracle_output, ordinary_ids
 from tests.fakes.rank_processes import gone, ranks_of
 from tests.fakes.router_end import DRAINING, attach
@@ -68,19 +65,6 @@ async def test_a_signal_lets_running_requests_finish_and_exits_with_zero(
         assert len(await output.result()) == 60
         assert await front.wait() == 0
         await gone(ranks)
-
-
-def test_an_interrupt_of_a_front_that_still_imports_ends_it_quietly() -> None:
-    # It says what it imports, and waits when nobody reads that.
-    argv = (sys.executable, "-X", "importtime", "-m", "worker")
-    with subprocess.Popen(
-        argv, stderr=subprocess.PIPE, pipesize=4096, text=True, env=child_environment()
-    ) as front:
-        assert front.stderr is not None
-        assert any("pydantic" in line for line in front.stderr)
-        front.send_signal(signal.SIGINT)
-        assert "Traceback" not in front.stderr.read()
-    assert front.returncode == -signal.SIGINT
 
 
 async def test_a_port_in_use_is_said_and_the_front_exits(model_dir: Path) -> None:
