@@ -237,10 +237,14 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Last message of a rank that cannot go on: an ErrorReason name and a text."""
+    """Last message of a rank that cannot go on: an ErrorReason name and a text.
+
+    `ended`: the end of a process, this one or another, seems to explain it; none is stuck.
+    """
 
     reason: str
     message: str
+    ended: bool = False
 
 
 Outbound = StepOutput | Ready | Broken

@@ -86,6 +86,9 @@ class ScriptedRanks:
     async def first_end(self) -> str:
         return await asyncio.shield(self._died)
 
+    async def died(self) -> bool:
+        return self._died.done()
+
     def dump(self) -> None:
         self.dumps += 1
 

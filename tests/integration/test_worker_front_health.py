@@ -82,6 +82,27 @@ async def test_ranks_that_wait_for_a_stuck_one_leave_their_stacks_in_the_log(
     assert "in receive" in log, "where it waits"
 
 
+@pytest.mark.parametrize("victim", ["tp=0", "tp=1"])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_killed_rank_makes_no_healthy_one_leave_stacks(
+    model_dir: Path, capfd: pytest.CaptureFixture[str], victim: str, *, busy: bool
+) -> None:
+    flags: dict[str, Any] = {"tp": 2, "fake_decode_ms": 5, "probe_interval_s": 0.2}
+    async with run_front(model_dir, **flags) as address, attach(address) as router:
+        await router.until_up(0)
+        ranks = ranks_of(os.getpid())
+        if busy:
+            await router.submit([5, 6], max_tokens=400).begun.wait()
+        [rank] = ranks_of(os.getpid(), victim)
+        rank.kill()
+        await gone(ranks)
+        await router.until_up(0)
+    log = capfd.readouterr().err
+    assert "rank is given up" not in log
+    assert "Traceback" not in log
+    assert "front gone" not in log
+
+
 async def test_a_rank_that_another_waits_for_in_vain_leaves_its_stack_in_the_log(
     model_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

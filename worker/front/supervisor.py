@@ -10,6 +10,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NoReturn, Protocol
 
 import tenacity
@@ -34,6 +35,10 @@ class Ranks(Protocol):
 
     async def first_end(self) -> str:
         """Wait until a rank ends; return which and how, for people."""
+        ...
+
+    async def died(self) -> bool:
+        """Whether a rank has died, neither left nor stuck. Waits a moment for one that dies."""
         ...
 
     def dump(self) -> None:
@@ -159,8 +164,9 @@ class Supervisor:
         try:
             error = await life.run(incarnation)
             # What told of the loss may be a rank that waited in vain for a stuck one. First
-            # of all: those that only wait would end with the socket. A refusal says all.
-            if not isinstance(error, REFUSALS):
+            # of all: those that only wait would end with the socket. A refusal says all, and
+            # so does a death.
+            if not (isinstance(error, REFUSALS) or (life.ended and await ranks.died())):
                 ranks.dump()
             grace_s = self._pace.dump_s
         finally:
@@ -184,6 +190,7 @@ class _Life:
         self._lost: asyncio.Future[MeshError] = loop.create_future()
         self._silent = asyncio.Event()  # the mailbox has ended
         self._up_at: float | None = None
+        self.ended = False  # whether the end of a process seems to explain the loss
         self._mailbox = Mailbox(self._on_message, self._on_mailbox_lost)
 
     async def run(self, incarnation: int) -> MeshError:
@@ -207,8 +214,9 @@ class _Life:
         """Tell the ranks to stop, and hear no more of them."""
         self._mailbox.close()
 
-    def _lose(self, error: MeshError) -> None:
+    def _lose(self, error: MeshError, *, ended: bool = False) -> None:
         if not self._lost.done():
+            self.ended = ended
             self._lost.set_result(error)
 
     async def _watch(self) -> None:
@@ -219,7 +227,7 @@ class _Life:
                 await self._silent.wait()
         except TimeoutError:
             pass
-        self._lose(GroupLost(how))
+        self._lose(GroupLost(how), ended=True)
 
     async def _start(self) -> None:
         began = self._loop.time()
@@ -266,7 +274,7 @@ class _Life:
             if not self._ready.done():
                 self._ready.set_result(message)
         else:
-            self._lose(self._meaning(message))
+            self._lose(self._meaning(message), ended=message.ended)
 
     def _meaning(self, broken: Broken) -> MeshError:
         kind = BY_REASON.get(broken.reason, GroupLost)
@@ -278,4 +286,5 @@ class _Life:
     def _on_mailbox_lost(self, reason: str) -> None:
         self._silent.set()
         # The exit that follows says more; without one, this is all there is to say.
-        self._loop.call_later(self._pace.last_words_s, self._lose, GroupLost(reason))
+        lose = partial(self._lose, GroupLost(reason), ended=True)
+        self._loop.call_later(self._pace.last_words_s, lose)

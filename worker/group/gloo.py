@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from worker.config import RankConfig
-from worker.group.carrier import PeerLost
 from worker.group.framing import MAX_BODY_BYTES, FramingError
 from worker.parallel.world import world
+from worker.peers import PeerGone, PeerLost
 
 SLOT_BYTES: Final = 4096
 _LENGTH: Final = struct.Struct("<Q")
@@ -192,7 +192,7 @@ def _send(group: Any, tensor: Tensor, rank: int, kind: int) -> Any:
     try:
         return group.send([tensor], rank, kind)
     except RuntimeError as error:
-        raise PeerLost(f"rank {rank} is gone") from error
+        raise PeerGone(f"rank {rank} is gone") from error
 
 
 def _receive(group: Any, buffer: bytearray, rank: int, kind: int) -> Any:
@@ -205,7 +205,7 @@ def _receive(group: Any, buffer: bytearray, rank: int, kind: int) -> Any:
 def _wait(work: Any, rank: int, timeout_s: float | None) -> None:
     began = time.monotonic()
     if work is None:
-        raise PeerLost(f"rank {rank} is gone")
+        raise PeerGone(f"rank {rank} is gone")
     try:
         if timeout_s is None:
             work.wait()
@@ -214,4 +214,4 @@ def _wait(work: Any, rank: int, timeout_s: float | None) -> None:
     except RuntimeError as error:
         if timeout_s is not None and time.monotonic() - began >= timeout_s:
             raise PeerLost(f"rank {rank} gave no answer in time") from error
-        raise PeerLost(f"rank {rank} is gone") from error
+        raise PeerGone(f"rank {rank} is gone") from error

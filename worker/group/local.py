@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from worker.group.carrier import PeerLost
 from worker.group.framing import HEADER, MAX_BODY_BYTES, FramingError, frame
+from worker.peers import PeerGone, PeerLost
 
 ANSWER_DEADLINE_S: Final = 4.0
 STEP_DEADLINE_S: Final = 60.0
@@ -115,7 +115,7 @@ def _send(peer: socket.socket, data: bytes, name: str) -> None:
     except TimeoutError as error:
         raise PeerLost(f"{name} takes no more records") from error
     except OSError as error:
-        raise PeerLost(f"{name} is gone") from error
+        raise PeerGone(f"{name} is gone") from error
 
 
 def _receive_frame(peer: socket.socket, name: str) -> bytes:
@@ -133,8 +133,8 @@ def _receive(peer: socket.socket, size: int, name: str) -> bytes:
         except TimeoutError as error:
             raise PeerLost(f"{name} gave no answer in time") from error
         except OSError as error:
-            raise PeerLost(f"{name} is gone") from error
+            raise PeerGone(f"{name} is gone") from error
         if not part:
-            raise PeerLost(f"{name} is gone")
+            raise PeerGone(f"{name} is gone")
         parts += part
     return bytes(parts)

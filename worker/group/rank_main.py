@@ -2,7 +2,8 @@
 
 Builds the engine and what stands on it, says that it is ready, and turns until the
 front is gone. Whatever breaks it is told to the front as `Broken` and ends the
-process with a non-zero status; nothing is mended here, the front starts anew.
+process: with status 0 where it was another rank, else with another one; nothing is
+mended here, the front starts anew.
 """
 
 import logging
@@ -28,6 +29,7 @@ from worker.group.tamper import make_tamper
 from worker.group.topology import Place, Topology
 from worker.group.turn import Turns, make_turns
 from worker.group.watchdog import Watchdog, dump_on_signal
+from worker.peers import PeerGone
 from worker.request import Broken, Ready
 
 logger = logging.getLogger(__name__)
@@ -65,8 +67,14 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
         shape = Topology(pp=config.pp, tp=config.tp)
         Leader(turns, root, mailbox, watchdog, shape=shape).run()
     except FrontGone:
-        logger.info("front gone", extra={"place": place})
+        # By the front, which lives on as a rule: it starts the replica anew.
+        logger.info("mailbox closed", extra={"place": place})
         return 0
+    except PeerLost as error:
+        logger.info("rank ends", extra={"place": place, "reason": error.message})
+        ended = isinstance(error, PeerGone)
+        _report(mailbox, Broken(error.reason, error.message, ended=ended))
+        return 0  # as every rank that leaves because of another one
     except REFUSALS as error:
         return _report(mailbox, Broken(error.reason, error.message))
     except MeshError as error:
@@ -74,7 +82,9 @@ def _lead(config: RankConfig, place: Place, began: float) -> int:
         return _report(mailbox, Broken(error.reason, error.message))
     except Exception as error:
         logger.exception("rank broken", extra={"place": place})
-        return _report(mailbox, Broken("INTERNAL", f"rank {place}: {type(error).__name__}"))
+        return _report(
+            mailbox, Broken("INTERNAL", f"rank {place}: {type(error).__name__}", ended=True)
+        )
 
 
 def _follow(config: RankConfig, place: Place, began: float) -> int:
@@ -173,5 +183,5 @@ def _report(mailbox: Mailbox, broken: Broken) -> int:
     try:
         mailbox.send(broken)
     except FrontGone:
-        logger.info("front gone")
+        logger.info("mailbox closed")
     return 1

@@ -180,7 +180,8 @@ class _Service:
             self._line.send(ShareStarted(incarnation, str(error) or "no process"))
             return
         self._line.send(ShareStarted(incarnation))
-        self._line.send(ShareEnded(incarnation, await share.first_end()))
+        how = await share.first_end()
+        self._line.send(ShareEnded(incarnation, how, died=await share.died()))
 
     async def _dump(self, incarnation: int) -> None:
         if starting := self._shares.get(incarnation):

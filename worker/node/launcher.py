@@ -35,6 +35,18 @@ class RankSet:
             for end in ends:
                 end.cancel()
 
+    async def died(self) -> bool:
+        """Whether a rank has died; see `Share.died`."""
+        deaths = [asyncio.ensure_future(share.died()) for share in self._shares]
+        try:
+            for death in asyncio.as_completed(deaths):
+                if await death:
+                    return True
+            return False
+        finally:
+            for each in deaths:
+                each.cancel()
+
     def dump(self) -> None:
         """Have every rank that still can write its stacks and its state to the log."""
         for share in self._shares:

@@ -62,10 +62,11 @@ class ShareStarted(msgspec.Struct, frozen=True, tag="started"):
 
 
 class ShareEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """A rank has ended: which and how, for people."""
+    """A rank has ended: which and how, for people; and whether it died, as of `Share.died`."""
 
     incarnation: int
     how: str
+    died: bool = False
 
 
 class DumpShare(msgspec.Struct, frozen=True, tag="dump"):

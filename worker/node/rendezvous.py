@@ -30,7 +30,7 @@ from worker.node.line import (
     StartShare,
     Welcome,
 )
-from worker.node.share import Life
+from worker.node.share import DEATH_S, Life
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class RemoteShare:
         self._line = line
         self._node_rank = node_rank
         self._incarnation = incarnation
+        self._died = False
         self.started: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
@@ -55,12 +56,14 @@ class RemoteShare:
         if isinstance(message, ShareStarted):
             _settle(self.started, message.error)
         elif isinstance(message, ShareEnded):
+            self._died = message.died
             _settle(self.ended, message.how)
         else:
             _settle(self.gone, None)
 
     def lose(self, why: str) -> None:
         """The host is lost; it kills its ranks by itself."""
+        self._died = True
         _settle(self.started, why)
         _settle(self.ended, why)
         _settle(self.gone, None)
@@ -68,6 +71,11 @@ class RemoteShare:
     async def first_end(self) -> str:
         """Wait until a rank ends, or the host is lost; return which and how, for people."""
         return await asyncio.shield(self.ended)
+
+    async def died(self) -> bool:
+        """As `Share.died`; a lost host's ranks have."""
+        await asyncio.wait([self.ended], timeout=2 * DEATH_S)
+        return self._died
 
     def dump(self) -> None:
         """Have every rank that still can write its stacks and its state to its host's log."""

@@ -15,7 +15,7 @@ import msgspec
 
 from worker.config import RankConfig
 from worker.group.topology import Place, Topology
-from worker.group.watchdog import DUMP_SIGNAL
+from worker.group.watchdog import DUMP_SIGNAL, STUCK_EXIT_STATUS
 from worker.node.forks import ForkServer, RankProcess
 from worker.parallel.segment import Unavailable, abort, make_segment
 
@@ -96,6 +96,17 @@ class Share:
         ended = [rank for rank in self.ranks if rank.ended.done()]
         died = [rank for rank in ended if rank.ended.result()]
         return "; ".join(rank.describe_end() for rank in died or ended)
+
+    async def died(self) -> bool:
+        """Whether a rank has died, which explains a loss: neither left, nor found itself stuck.
+
+        Waits a moment for one that is dying.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_S):
+                await self._first_death()
+        ended = [rank.ended.result() for rank in self.ranks if rank.ended.done()]
+        return any(status not in (0, STUCK_EXIT_STATUS) for status in ended)
 
     async def _first_death(self) -> None:
         """Wait until a rank ends with another status than 0, or all have ended."""

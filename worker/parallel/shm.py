@@ -15,7 +15,7 @@ from radixmesh.errors import MeshError, RankDesync
 from worker.config import RankConfig
 from worker.parallel.native import library
 from worker.parallel.segment import Unavailable, Why
-from worker.peers import PeerLost
+from worker.peers import PeerGone, PeerLost
 
 __all__ = ["ShmGroup"]
 
@@ -137,7 +137,7 @@ def _told(stop: int) -> MeshError:
         case Why.SILENT:
             return PeerLost(f"{who} waited in vain for another rank")
         case Why.CLOSED:
-            return PeerLost(f"{who} is gone")
+            return PeerGone(f"{who} is gone")
         case _:
             return PeerLost("the ranks of this stage were stopped")
 

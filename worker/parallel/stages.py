@@ -19,7 +19,7 @@ from torch import Tensor
 
 from radixmesh.errors import RankDesync
 from worker.parallel.gloo import fatal_to_peers, signed
-from worker.peers import PeerLost
+from worker.peers import PeerGone, PeerLost
 
 __all__ = ["GlooStages"]
 
@@ -177,7 +177,7 @@ class _Inbox:
     def take(self) -> Tensor:
         """Wait for the next message; return its `room` bytes, of which it may fill a part."""
         if not self._waiting:
-            raise PeerLost("another stage is gone")
+            raise PeerGone("another stage is gone")
         work, message = self._waiting.popleft()
         with fatal_to_peers():
             work.wait()

@@ -122,9 +122,10 @@ def test_a_rank_that_misses_a_step_ends_its_replica_with_both_plans_in_the_log(
     where: str,
 ) -> None:
     ranks = start(f"skip@step=3:{where}", carrier=carrier, **shape)
-    assert last_word(ranks) in {"RANK_DESYNC", "GROUP_LOST"}
+    word = last_word(ranks)
+    assert word in {"RANK_DESYNC", "GROUP_LOST"}
     statuses = [process.wait() for process in ranks.processes]
-    assert statuses[0] == 1
+    assert statuses[0] == (0 if word == "GROUP_LOST" else 1)
     told = [plans[-1].split()[0] for _, plans in scene.plans()]
     assert len(told) == 2
     assert "2" in told, "the rank that missed step 3"
