@@ -44,3 +44,12 @@ async def test_a_death_is_told_at_once(share: Share) -> None:
     share.ranks[1].ended.set_result(-9)
     async with asyncio.timeout(0.05):
         assert await share.first_end() == "rank dp=0 pp=0 tp=1 was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(("status", "died"), [(-9, True), (1, True), (70, False), (0, False)])
+async def test_ranks_that_left_or_were_stuck_have_not_died(
+    share: Share, status: int, *, died: bool
+) -> None:
+    share.ranks[2].ended.set_result(0)
+    share.ranks[0].ended.set_result(status)
+    assert await share.died() is died
