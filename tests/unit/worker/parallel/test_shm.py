@@ -163,7 +163,7 @@ def test_a_rank_that_leaves_ends_the_others_calls_but_not_the_last_common_one() 
         found.answer(1)
         answers = found.each(does.add)
     assert answers == [
-        Failed("PeerLost", "rank tp=1 is gone"),
+        Failed("PeerGone", "rank tp=1 is gone"),
         Failed("PeerLost", "this rank has left the group"),
     ]
 
