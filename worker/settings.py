@@ -51,7 +51,8 @@ class WorkerSettings(ServiceSettings):
     """How tensor-parallel ranks add up: in shared memory, or by gloo (NCCL on CUDA); auto: in
     shared memory on one host, where it can be had; several hosts: gloo."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Plan a step while the one before it is computed; needs --pp 1; auto: off."""
+    """Plan a step while the one before it is computed; needs --pp 1; auto: off.
+    On a CPU, planner and model share the cores: see `python -m bench.overlap`."""
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "auto"
     """Number format; `auto` is bfloat16 where the hardware has it, else float32."""
     threads: Int64 = Field(0, ge=0)

@@ -42,7 +42,7 @@ def prompts() -> list[list[int]]:
     [
         (2, 1, {"tensors": "shm", "overlap": "on"}),
         (3, 1, {"tensors": "gloo", "overlap": "off"}),
-        (1, 2, {"max_batched_tokens": 16}),
+        pytest.param(1, 2, {"max_batched_tokens": 16}, marks=pytest.mark.long),
         (2, 2, {"tensors": "shm", "carrier": "gloo"}),
     ],
 )
