@@ -241,6 +241,10 @@ class ForkServer:
             self._process.kill()
 
     def _lose_all(self) -> None:
+        while not self._orders.empty():  # nobody sends them any more
+            _, fds = self._orders.get_nowait()
+            for fd in fds:
+                os.close(fd)
         for rank in self._ranks.values():
             rank.ended.set_result(LOST)
         self._ranks.clear()

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -16,6 +18,8 @@ from radixmesh.settings import child_environment
 from tests.fakes.rank_processes import gone, ranks_of
 from tests.fakes.rank_threads import FrontEnd
 from worker.config import RankConfig
+from worker.group.launch import LOST
+from worker.node.forks import ForkServer
 from worker.node.launcher import RankLauncher, RankSet
 from worker.request import Ready
 
@@ -145,6 +149,17 @@ async def test_a_server_that_is_stuck_before_its_first_answer_is_replaced(model_
         ranks = await start(launcher, 2)
         assert server().pid != old.pid
         await end(ranks)
+
+
+async def test_orders_that_a_server_never_got_leave_no_descriptor(model_dir: Path) -> None:
+    with socket.socket() as mailbox:
+        before = psutil.Process().num_fds()
+        base = RankConfig(model_dir=str(model_dir), engine="fake")
+        forks = await ForkServer.start(base)
+        rank = forks.fork(msgspec.structs.replace(base, mailbox_fd=mailbox.fileno()))
+        await forks.close()
+        assert rank.ended.result() == LOST
+        assert psutil.Process().num_fds() == before
 
 
 def test_the_torch_engine_is_imported_on_one_thread() -> None:
