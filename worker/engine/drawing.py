@@ -47,10 +47,10 @@ def draw_step(
         group: The ranks of the last stage.
         vocabularies: Part of the vocabulary of each of them, in rising order.
     """
-    drawing = [row for row in plan.rows if row.sampled]
-    scored = [row for row in plan.rows if row.targets]
     if group.size == 1:
         return _result(logits, plan)
+    drawing = [row for row in plan.rows if row.sampled]
+    scored = [row for row in plan.rows if row.targets]
     if not drawing and not scored:
         return StepResult([], [])
     if not scored and all(map(is_plain_greedy, drawing)):

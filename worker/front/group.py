@@ -233,7 +233,7 @@ class Group:
         events = replica.absorb(output)
         if replica.state is not ReplicaState.DOWN:
             self.meters.step(replica.dp_rank, output)
-        self._pass_shares(replica, output)
+        self._pass_parts(replica, output)
         for failed in output.failed:
             job = replica.jobs.pop(failed.request_id, None)
             if job is not None:
@@ -247,7 +247,7 @@ class Group:
         for answer in output.answers:
             self._controls.answer(answer)
 
-    def _pass_shares(self, replica: Replica, output: StepOutput) -> None:
+    def _pass_parts(self, replica: Replica, output: StepOutput) -> None:
         parts = split(output, replica.jobs)
         for started in output.started:
             begun = replica.jobs.get(started.request_id)
