@@ -15,6 +15,7 @@
     │   └── GroupExists
     ├── Exhausted                 RESOURCE_EXHAUSTED  back off, then again
     │   ├── QueueFull
+    │   ├── RateLimited
     │   ├── SlowConsumer
     │   └── LinkOverloaded
     ├── Unavailable               UNAVAILABLE         elsewhere, or again
@@ -172,6 +173,13 @@ class QueueFull(Exhausted):
     """A queue or a concurrency limit is full."""
 
     reason = "QUEUE_FULL"
+
+
+class RateLimited(Exhausted):
+    """The tenant has used up what it may use for now."""
+
+    reason = "RATE_LIMITED"
+    advice = "wait as long as the hint says, then try again"
 
 
 class SlowConsumer(Exhausted):

@@ -26,6 +26,7 @@ _CODES: Final = {
     "MODEL_NOT_SERVED": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "QUEUE_FULL": "rate_limit_exceeded",
+    "RATE_LIMITED": "rate_limit_exceeded",
 }
 # Fields of the domain that have another name in these APIs.
 _PARAMS: Final = {"text": "prompt", "token_ids": "prompt", "choice_count": "n", "tenant": "user"}

@@ -78,6 +78,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNIMPLEMENTED: this server does not offer the call."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 26
     """INTERNAL: a bug. Report the error id that the message names."""
+    ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 27
+    """RESOURCE_EXHAUSTED, with RetryInfo: the tenant has used up the requests or
+    tokens that it may use in a minute. Wait as long as the hint says.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is what a client matches on. Every deliberate error of the mesh
@@ -144,4 +148,8 @@ ERROR_REASON_NOT_SUPPORTED: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED: this server does not offer the call."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 26
 """INTERNAL: a bug. Report the error id that the message names."""
+ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 27
+"""RESOURCE_EXHAUSTED, with RetryInfo: the tenant has used up the requests or
+tokens that it may use in a minute. Wait as long as the hint says.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
