@@ -174,9 +174,17 @@ class AsyncFleetClient(_Calls):
         request = fleet_service_pb2.RemoveGroupRequest(group_id=group_id)
         await self._unary(self._stub.RemoveGroup, request, repeatable=False)
 
-    async def drain_group(self, group_id: str) -> int:
-        """Send no new requests to a group; return how many of this router's run there."""
-        request = fleet_service_pb2.DrainGroupRequest(group_id=group_id)
+    async def drain_group(
+        self, group_id: str, *, remove: bool = False, within_s: float | None = None
+    ) -> int:
+        """Send no new requests to a group; return how many of this router's run there.
+
+        Args:
+            group_id: Its name in the router.
+            remove: Detach it when nothing of the router runs there any more.
+            within_s: What still runs there after so many seconds is handed over to others.
+        """
+        request = codec.to_drain(group_id, remove=remove, within_s=within_s)
         return (await self._unary(self._stub.DrainGroup, request)).in_flight_count
 
     async def explain_route(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:

@@ -186,6 +186,16 @@ def to_models(message: router_service_pb2.ListModelsResponse) -> list[Model]:
     return [_plain(Model, model) for model in message.models]
 
 
+def to_drain(
+    group_id: str, *, remove: bool, within_s: float | None
+) -> fleet_service_pb2.DrainGroupRequest:
+    """Return the wish to drain a group."""
+    request = fleet_service_pb2.DrainGroupRequest(group_id=group_id, remove_when_idle=remove)
+    if within_s is not None:
+        request.deadline.FromMilliseconds(round(within_s * 1000))
+    return request
+
+
 def to_replicas(replicas: Iterable[fleet_service_pb2.Replica]) -> list[Replica]:
     """Return replicas."""
     return [

@@ -225,7 +225,10 @@ class View(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One replica as a router sees it; counts of `fleet_service.proto`."""
+    """One replica as a router sees it; counts of `fleet_service.proto`.
+
+    `reason` says why it gets no new requests; it is empty when it does.
+    """
 
     group_id: str
     address: str
@@ -246,6 +249,7 @@ class Replica:
     cached_token_count: int
     prefill_rate: float
     topology: str
+    reason: str = ""
 
     @property
     def hit_rate(self) -> float | None:

@@ -41,7 +41,9 @@ class Fleet(Protocol):
     def remove_group(self, group_id: str) -> None:
         """Detach a group."""
 
-    def drain_group(self, group_id: str) -> int:
+    def drain_group(
+        self, group_id: str, *, remove: bool = False, within_s: float | None = None
+    ) -> int:
         """Send nothing new there; return how many requests run there."""
         ...
 
@@ -89,7 +91,10 @@ class FleetService(FleetServiceServicer):
     async def DrainGroup(
         self, request: pb.DrainGroupRequest, context: Context
     ) -> pb.DrainGroupResponse:
-        return pb.DrainGroupResponse(in_flight_count=self._fleet.drain_group(request.group_id))
+        running = self._fleet.drain_group(
+            request.group_id, remove=request.remove_when_idle, within_s=drain_within_s(request)
+        )
+        return pb.DrainGroupResponse(in_flight_count=running)
 
     async def ExplainRoute(
         self, request: pb.ExplainRouteRequest, context: Context
@@ -134,6 +139,20 @@ def watch_interval_s(request: pb.WatchFleetRequest) -> float:
     return max(WATCH_INTERVAL_MIN_S, wanted_s)
 
 
+def drain_within_s(request: pb.DrainGroupRequest) -> float | None:
+    """Return after how many seconds what runs there is handed over; None: never.
+
+    Raises:
+        InvalidRequest: It is negative.
+    """
+    if not request.HasField("deadline"):
+        return None
+    within_s = request.deadline.seconds + request.deadline.nanos / 1e9
+    if within_s < 0:
+        raise InvalidRequest("deadline must not be negative", field="deadline")
+    return float(within_s)
+
+
 def to_replica(view: ReplicaView) -> pb.Replica:
     """Return the wire form of one replica."""
     return pb.Replica(
@@ -156,6 +175,7 @@ def to_replica(view: ReplicaView) -> pb.Replica:
         cached_token_count=view.cached_tokens,
         prefill_rate=view.prefill_rate,
         topology=view.topology,
+        reason=view.reason,
     )
 
 

@@ -17,8 +17,10 @@ def serving(groups: Collection[Group], model: str) -> list[Group]:
 
     Raises:
         ModelNotServed: No group serves it.
-        NoReplicaReady: Some group has not said yet what it serves.
+        NoReplicaReady: There is no group, or some group has not said yet what it serves.
     """
+    if not groups:
+        raise NoReplicaReady("this router has no worker group")
     names = {group.info.model for group in groups if group.info}
     name = next(iter(names)) if not model and len(names) == 1 else model
     found = [group for group in groups if group.info and group.info.model == name]
@@ -64,14 +66,14 @@ def count(groups: Iterable[Group], phase: Phase, view: View, now: float) -> int:
 def replica_view(group: Group, dp_rank: int, now: float) -> ReplicaView:
     """Return the row of one replica."""
     replica, info = group.replicas[dp_rank], group.info
-    load = replica.workload.at(now)
+    load, phase = replica.workload.at(now), replica.phase(now)
     return ReplicaView(
         group_id=group.group_id,
         address=group.address,
         dp_rank=dp_rank,
         model=info.model if info else "",
         incarnation=replica.incarnation,
-        phase=replica.phase(now),
+        phase=phase,
         view=replica.feed.view,
         running=load.running,
         waiting=load.waiting,
@@ -85,4 +87,5 @@ def replica_view(group: Group, dp_rank: int, now: float) -> ReplicaView:
         cached_tokens=replica.counters.cached_tokens,
         prefill_rate=load.prefill_rate,
         topology=info.topology if info else "",
+        reason=group.withheld or ("" if phase is Phase.READY else phase.name.lower()),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from radixmesh.errors import GroupLost, MeshError
+from radixmesh.errors import Draining, GroupLost, MeshError
 from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
 from router.fleet.changes import Change, Chunk, Digest
@@ -88,6 +88,9 @@ class Group:
         self.info: GroupInfo | None = None
         self.replicas: dict[int, Replica] = {}
         self.drained = False
+        self.duplicate_of = ""
+        # Told which process answers here; empty: none any more. Set by the roster.
+        self.on_instance: Callable[[Group, str], None] = lambda group, instance_id: None  # noqa: ARG005
         self._index = index
         self._clock = clock
         self._on_change = on_change
@@ -110,11 +113,43 @@ class Group:
             return False
         return all(replica.admitted(now) for replica in self.replicas.values())
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of this router runs there."""
+        return not self.link.entries and not self.in_flight
+
+    @property
+    def withheld(self) -> str:
+        """Why it gets nothing new, for people; empty when it does as far as the group goes."""
+        if self.duplicate_of:
+            return f"the same process as group {self.duplicate_of}"
+        return "draining" if self.drained else ""
+
     def drain(self) -> None:
         """Send nothing new there."""
         self.drained = True
+        self._withhold()
+
+    def undrain(self) -> None:
+        """Send requests there again."""
+        self.drained = False
+        self._withhold()
+
+    def stand_back(self, for_group: str) -> None:
+        """Leave new work to another group, which is the same process; empty: take it again."""
+        self.duplicate_of = for_group
+        self._withhold()
+        self._on_change()
+
+    def _withhold(self) -> None:
         for replica in self.replicas.values():
-            replica.drained = True
+            replica.drained = bool(self.withheld)
+
+    def hand_over(self) -> None:
+        """Take away what still runs there; it goes on elsewhere."""
+        error = Draining(f"group {self.group_id} is drained")
+        for dp_rank in list(self.replicas):
+            self.link.fail_replica(dp_rank, None, error)
 
     def tick(self, now: float) -> None:
         """Notice what did not come."""
@@ -127,9 +162,10 @@ class Group:
             replica.close()
         self.replicas.clear()
 
-    def on_up(self, *, is_new: bool) -> None:
+    def on_up(self, instance_id: str = "", *, is_new: bool) -> None:
         """The link is up. Everything known went when it was lost."""
         logger.info("group up", extra={"group": self.group_id, "is_new": is_new})
+        self.on_instance(self, instance_id)
 
     def on_info(self, info: GroupInfo) -> None:
         """The group described itself, at first or anew; replicas beyond `info.dp` are gone."""
@@ -158,7 +194,7 @@ class Group:
             index=self._index,
             ask=lambda: self.link.resnapshot(dp_rank),
         )
-        replica.drained = self.drained
+        replica.drained = bool(self.withheld)
         replica.workload.kv_blocks = self.info.kv_blocks if self.info else 0
         self.replicas[dp_rank] = replica
         return replica
@@ -211,4 +247,5 @@ class Group:
         now = self._clock()
         for replica in self.replicas.values():
             replica.on_link_down(now)
+        self.on_instance(self, "")
         self._on_change()

@@ -6,6 +6,7 @@ output. Clock and chance come from outside.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from random import Random
@@ -23,7 +24,7 @@ from router.fleet.feed import Index
 from router.fleet.group import Connect, Group, GroupAddress
 from router.fleet.placing import Site, charge, preferred, refusal, sites, takes_resume
 from router.fleet.replica import RESUMES_UNSTARTED_LIMIT
-from router.fleet.roster import Roster
+from router.fleet.roster import Leave, Roster
 from router.fleet.views import Phase, ReplicaView
 from router.fleet.waiting import Waiters
 from router.fleet.worker_link import Ticket
@@ -91,6 +92,7 @@ class Fleet:
         now = self._clock()
         for group in self.groups:
             group.tick(now)
+        self.groups.tick(now)
         self.tree.sweep(_SWEEP_PER_TICK)
         self._on_change()
 
@@ -193,7 +195,7 @@ class Fleet:
         ]
 
     def add_group(self, address: str, group_id: str = "") -> str:
-        """Attach a group; return its name. Its replicas appear when it answers.
+        """Attach a group, or undrain it; return its name. Its replicas appear when it answers.
 
         Raises:
             GroupExists: The name or the address is in the fleet already.
@@ -211,16 +213,23 @@ class Fleet:
         self.groups.remove(group_id)
         self._on_change()
 
-    def drain_group(self, group_id: str) -> int:
+    def drain_group(
+        self, group_id: str, *, remove: bool = False, within_s: float | None = None
+    ) -> int:
         """Send nothing new to a group; return how many requests of this router run there.
+
+        Args:
+            group_id: Its name.
+            remove: Detach it when nothing runs there any more.
+            within_s: Hand over to other groups what still runs there after so long.
 
         Raises:
             GroupNotFound: There is none of that name.
         """
-        group = self.groups.get(group_id)
-        group.drain()
+        deadline = math.inf if within_s is None else self._clock() + within_s
+        running = self.groups.drain(group_id, Leave(remove, deadline))
         self._on_change()
-        return group.in_flight
+        return running
 
     async def changed(self) -> None:
         """Return after the next change of any replica, its load included."""

@@ -25,6 +25,7 @@ class ReplicaView:
         routed: Requests sent there since this router started.
         prompt_tokens, cached_tokens: Ids that those brought (prompts, and of resumed outputs
             what was generated before), and how many of them were reused.
+        reason: Why it gets no new requests, for people; empty when it does.
     """
 
     group_id: str
@@ -46,3 +47,4 @@ class ReplicaView:
     cached_tokens: int
     prefill_rate: float
     topology: str
+    reason: str

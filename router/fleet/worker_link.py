@@ -29,8 +29,8 @@ _STATES = frozenset(int(state) for state in Reported)
 class GroupEvents(Protocol):
     """Who is told what a group says of itself and its replicas."""
 
-    def on_up(self, *, is_new: bool) -> None:
-        """The link is up; `is_new`: another instance than before."""
+    def on_up(self, instance_id: str, *, is_new: bool) -> None:
+        """The link is up to this process; `is_new`: another one than before."""
 
     def on_info(self, info: GroupInfo) -> None:
         """The group described itself."""
@@ -184,8 +184,7 @@ class WorkerLink:
 
     def on_up(self, peer: Peer, /, *, is_new: bool) -> None:
         """The group's front said hello."""
-        del peer
-        self._events.on_up(is_new=is_new)
+        self._events.on_up(peer.instance_id, is_new=is_new)
 
     def on_down(self, error: MeshError, /) -> None:
         """The link is lost."""

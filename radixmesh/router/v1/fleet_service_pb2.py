@@ -26,45 +26,45 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from radixmesh.router.v1 import router_service_pb2 as radixmesh_dot_router_dot_v1_dot_router__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'radixmesh/router/v1/fleet_service.proto\x12\x13radixmesh.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a(radixmesh/router/v1/router_service.proto\"\xe2\x03\n\x07Replica\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x30\n\x05phase\x18\x06 \x01(\x0e\x32!.radixmesh.router.v1.ReplicaPhase\x12,\n\x04view\x18\x07 \x01(\x0e\x32\x1e.radixmesh.router.v1.ViewState\x12\x15\n\rrunning_count\x18\x08 \x01(\r\x12\x15\n\rwaiting_count\x18\t \x01(\r\x12\x17\n\x0fin_flight_count\x18\n \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_block_count\x18\x0b \x01(\x04\x12\x16\n\x0ekv_block_count\x18\x0c \x01(\x04\x12\x18\n\x10\x66ree_block_count\x18\r \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x0e \x01(\r\x12\x14\n\x0crouted_count\x18\x0f \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x10 \x01(\x04\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x11 \x01(\x04\x12\x14\n\x0cprefill_rate\x18\x12 \x01(\x02\x12\x10\n\x08topology\x18\x13 \x01(\t\"\x15\n\x13ListReplicasRequest\"F\n\x14ListReplicasResponse\x12.\n\x08replicas\x18\x01 \x03(\x0b\x32\x1c.radixmesh.router.v1.Replica\"4\n\x0f\x41\x64\x64GroupRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\"$\n\x10\x41\x64\x64GroupResponse\x12\x10\n\x08group_id\x18\x01 \x01(\t\"&\n\x12RemoveGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\"\x15\n\x13RemoveGroupResponse\"%\n\x11\x44rainGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\"-\n\x12\x44rainGroupResponse\x12\x17\n\x0fin_flight_count\x18\x01 \x01(\r\"L\n\x13\x45xplainRouteRequest\x12\x35\n\x07request\x18\x01 \x01(\x0b\x32$.radixmesh.router.v1.GenerateRequest\"{\n\x14\x45xplainRouteResponse\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x37\n\ncandidates\x18\x03 \x03(\x0b\x32#.radixmesh.router.v1.CandidatePrice\"\x9d\x02\n\x0e\x43\x61ndidatePrice\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rprompt_blocks\x18\x05 \x01(\r\x12\x16\n\x0ematched_blocks\x18\x06 \x01(\r\x12\x0e\n\x06wait_s\x18\x07 \x01(\x02\x12\x11\n\tprefill_s\x18\x08 \x01(\x02\x12\r\n\x05\x61lpha\x18\t \x01(\x02\x12\x12\n\ncrowding_s\x18\n \x01(\x02\x12\x12\n\neviction_s\x18\x0b \x01(\x02\x12\x0f\n\x07total_s\x18\x0c \x01(\x02\x12,\n\x04view\x18\r \x01(\x0e\x32\x1e.radixmesh.router.v1.ViewState\"D\n\x11WatchFleetRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"D\n\x12WatchFleetResponse\x12.\n\x08replicas\x18\x01 \x03(\x0b\x32\x1c.radixmesh.router.v1.Replica*l\n\tViewState\x12\x1a\n\x16VIEW_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10VIEW_STATE_EXACT\x10\x01\x12\x17\n\x13VIEW_STATE_DEGRADED\x10\x02\x12\x14\n\x10VIEW_STATE_BLIND\x10\x03*\x98\x01\n\x0cReplicaPhase\x12\x1d\n\x19REPLICA_PHASE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_PHASE_CONNECTING\x10\x01\x12\x17\n\x13REPLICA_PHASE_READY\x10\x02\x12\x1a\n\x16REPLICA_PHASE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_PHASE_DOWN\x10\x04\x32\xd3\x04\n\x0c\x46leetService\x12\x63\n\x0cListReplicas\x12(.radixmesh.router.v1.ListReplicasRequest\x1a).radixmesh.router.v1.ListReplicasResponse\x12W\n\x08\x41\x64\x64Group\x12$.radixmesh.router.v1.AddGroupRequest\x1a%.radixmesh.router.v1.AddGroupResponse\x12`\n\x0bRemoveGroup\x12\'.radixmesh.router.v1.RemoveGroupRequest\x1a(.radixmesh.router.v1.RemoveGroupResponse\x12]\n\nDrainGroup\x12&.radixmesh.router.v1.DrainGroupRequest\x1a\'.radixmesh.router.v1.DrainGroupResponse\x12\x63\n\x0c\x45xplainRoute\x12(.radixmesh.router.v1.ExplainRouteRequest\x1a).radixmesh.router.v1.ExplainRouteResponse\x12_\n\nWatchFleet\x12&.radixmesh.router.v1.WatchFleetRequest\x1a\'.radixmesh.router.v1.WatchFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'radixmesh/router/v1/fleet_service.proto\x12\x13radixmesh.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a(radixmesh/router/v1/router_service.proto\"\xf2\x03\n\x07Replica\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x30\n\x05phase\x18\x06 \x01(\x0e\x32!.radixmesh.router.v1.ReplicaPhase\x12,\n\x04view\x18\x07 \x01(\x0e\x32\x1e.radixmesh.router.v1.ViewState\x12\x15\n\rrunning_count\x18\x08 \x01(\r\x12\x15\n\rwaiting_count\x18\t \x01(\r\x12\x17\n\x0fin_flight_count\x18\n \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_block_count\x18\x0b \x01(\x04\x12\x16\n\x0ekv_block_count\x18\x0c \x01(\x04\x12\x18\n\x10\x66ree_block_count\x18\r \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x0e \x01(\r\x12\x14\n\x0crouted_count\x18\x0f \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x10 \x01(\x04\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x11 \x01(\x04\x12\x14\n\x0cprefill_rate\x18\x12 \x01(\x02\x12\x10\n\x08topology\x18\x13 \x01(\t\x12\x0e\n\x06reason\x18\x14 \x01(\t\"\x15\n\x13ListReplicasRequest\"F\n\x14ListReplicasResponse\x12.\n\x08replicas\x18\x01 \x03(\x0b\x32\x1c.radixmesh.router.v1.Replica\"4\n\x0f\x41\x64\x64GroupRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\"$\n\x10\x41\x64\x64GroupResponse\x12\x10\n\x08group_id\x18\x01 \x01(\t\"&\n\x12RemoveGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\"\x15\n\x13RemoveGroupResponse\"l\n\x11\x44rainGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x18\n\x10remove_when_idle\x18\x02 \x01(\x08\x12+\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"-\n\x12\x44rainGroupResponse\x12\x17\n\x0fin_flight_count\x18\x01 \x01(\r\"L\n\x13\x45xplainRouteRequest\x12\x35\n\x07request\x18\x01 \x01(\x0b\x32$.radixmesh.router.v1.GenerateRequest\"{\n\x14\x45xplainRouteResponse\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x37\n\ncandidates\x18\x03 \x03(\x0b\x32#.radixmesh.router.v1.CandidatePrice\"\x9d\x02\n\x0e\x43\x61ndidatePrice\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rprompt_blocks\x18\x05 \x01(\r\x12\x16\n\x0ematched_blocks\x18\x06 \x01(\r\x12\x0e\n\x06wait_s\x18\x07 \x01(\x02\x12\x11\n\tprefill_s\x18\x08 \x01(\x02\x12\r\n\x05\x61lpha\x18\t \x01(\x02\x12\x12\n\ncrowding_s\x18\n \x01(\x02\x12\x12\n\neviction_s\x18\x0b \x01(\x02\x12\x0f\n\x07total_s\x18\x0c \x01(\x02\x12,\n\x04view\x18\r \x01(\x0e\x32\x1e.radixmesh.router.v1.ViewState\"D\n\x11WatchFleetRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"D\n\x12WatchFleetResponse\x12.\n\x08replicas\x18\x01 \x03(\x0b\x32\x1c.radixmesh.router.v1.Replica*l\n\tViewState\x12\x1a\n\x16VIEW_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10VIEW_STATE_EXACT\x10\x01\x12\x17\n\x13VIEW_STATE_DEGRADED\x10\x02\x12\x14\n\x10VIEW_STATE_BLIND\x10\x03*\x98\x01\n\x0cReplicaPhase\x12\x1d\n\x19REPLICA_PHASE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_PHASE_CONNECTING\x10\x01\x12\x17\n\x13REPLICA_PHASE_READY\x10\x02\x12\x1a\n\x16REPLICA_PHASE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_PHASE_DOWN\x10\x04\x32\xd3\x04\n\x0c\x46leetService\x12\x63\n\x0cListReplicas\x12(.radixmesh.router.v1.ListReplicasRequest\x1a).radixmesh.router.v1.ListReplicasResponse\x12W\n\x08\x41\x64\x64Group\x12$.radixmesh.router.v1.AddGroupRequest\x1a%.radixmesh.router.v1.AddGroupResponse\x12`\n\x0bRemoveGroup\x12\'.radixmesh.router.v1.RemoveGroupRequest\x1a(.radixmesh.router.v1.RemoveGroupResponse\x12]\n\nDrainGroup\x12&.radixmesh.router.v1.DrainGroupRequest\x1a\'.radixmesh.router.v1.DrainGroupResponse\x12\x63\n\x0c\x45xplainRoute\x12(.radixmesh.router.v1.ExplainRouteRequest\x1a).radixmesh.router.v1.ExplainRouteResponse\x12_\n\nWatchFleet\x12&.radixmesh.router.v1.WatchFleetRequest\x1a\'.radixmesh.router.v1.WatchFleetResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixmesh.router.v1.fleet_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VIEWSTATE']._serialized_start=1590
-  _globals['_VIEWSTATE']._serialized_end=1698
-  _globals['_REPLICAPHASE']._serialized_start=1701
-  _globals['_REPLICAPHASE']._serialized_end=1853
+  _globals['_VIEWSTATE']._serialized_start=1677
+  _globals['_VIEWSTATE']._serialized_end=1785
+  _globals['_REPLICAPHASE']._serialized_start=1788
+  _globals['_REPLICAPHASE']._serialized_end=1940
   _globals['_REPLICA']._serialized_start=139
-  _globals['_REPLICA']._serialized_end=621
-  _globals['_LISTREPLICASREQUEST']._serialized_start=623
-  _globals['_LISTREPLICASREQUEST']._serialized_end=644
-  _globals['_LISTREPLICASRESPONSE']._serialized_start=646
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=716
-  _globals['_ADDGROUPREQUEST']._serialized_start=718
-  _globals['_ADDGROUPREQUEST']._serialized_end=770
-  _globals['_ADDGROUPRESPONSE']._serialized_start=772
-  _globals['_ADDGROUPRESPONSE']._serialized_end=808
-  _globals['_REMOVEGROUPREQUEST']._serialized_start=810
-  _globals['_REMOVEGROUPREQUEST']._serialized_end=848
-  _globals['_REMOVEGROUPRESPONSE']._serialized_start=850
-  _globals['_REMOVEGROUPRESPONSE']._serialized_end=871
-  _globals['_DRAINGROUPREQUEST']._serialized_start=873
-  _globals['_DRAINGROUPREQUEST']._serialized_end=910
-  _globals['_DRAINGROUPRESPONSE']._serialized_start=912
-  _globals['_DRAINGROUPRESPONSE']._serialized_end=957
-  _globals['_EXPLAINROUTEREQUEST']._serialized_start=959
-  _globals['_EXPLAINROUTEREQUEST']._serialized_end=1035
-  _globals['_EXPLAINROUTERESPONSE']._serialized_start=1037
-  _globals['_EXPLAINROUTERESPONSE']._serialized_end=1160
-  _globals['_CANDIDATEPRICE']._serialized_start=1163
-  _globals['_CANDIDATEPRICE']._serialized_end=1448
-  _globals['_WATCHFLEETREQUEST']._serialized_start=1450
-  _globals['_WATCHFLEETREQUEST']._serialized_end=1518
-  _globals['_WATCHFLEETRESPONSE']._serialized_start=1520
-  _globals['_WATCHFLEETRESPONSE']._serialized_end=1588
-  _globals['_FLEETSERVICE']._serialized_start=1856
-  _globals['_FLEETSERVICE']._serialized_end=2451
+  _globals['_REPLICA']._serialized_end=637
+  _globals['_LISTREPLICASREQUEST']._serialized_start=639
+  _globals['_LISTREPLICASREQUEST']._serialized_end=660
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=662
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=732
+  _globals['_ADDGROUPREQUEST']._serialized_start=734
+  _globals['_ADDGROUPREQUEST']._serialized_end=786
+  _globals['_ADDGROUPRESPONSE']._serialized_start=788
+  _globals['_ADDGROUPRESPONSE']._serialized_end=824
+  _globals['_REMOVEGROUPREQUEST']._serialized_start=826
+  _globals['_REMOVEGROUPREQUEST']._serialized_end=864
+  _globals['_REMOVEGROUPRESPONSE']._serialized_start=866
+  _globals['_REMOVEGROUPRESPONSE']._serialized_end=887
+  _globals['_DRAINGROUPREQUEST']._serialized_start=889
+  _globals['_DRAINGROUPREQUEST']._serialized_end=997
+  _globals['_DRAINGROUPRESPONSE']._serialized_start=999
+  _globals['_DRAINGROUPRESPONSE']._serialized_end=1044
+  _globals['_EXPLAINROUTEREQUEST']._serialized_start=1046
+  _globals['_EXPLAINROUTEREQUEST']._serialized_end=1122
+  _globals['_EXPLAINROUTERESPONSE']._serialized_start=1124
+  _globals['_EXPLAINROUTERESPONSE']._serialized_end=1247
+  _globals['_CANDIDATEPRICE']._serialized_start=1250
+  _globals['_CANDIDATEPRICE']._serialized_end=1535
+  _globals['_WATCHFLEETREQUEST']._serialized_start=1537
+  _globals['_WATCHFLEETREQUEST']._serialized_end=1605
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=1607
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=1675
+  _globals['_FLEETSERVICE']._serialized_start=1943
+  _globals['_FLEETSERVICE']._serialized_end=2538
 # @@protoc_insertion_point(module_scope)

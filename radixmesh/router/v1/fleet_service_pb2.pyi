@@ -106,6 +106,7 @@ class Replica(_message.Message):
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     PREFILL_RATE_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id: the group's name in this router."""
     address: _builtins.str
@@ -146,6 +147,8 @@ class Replica(_message.Message):
     """prefill_rate: learned prompt ids a second; 0 when not known yet."""
     topology: _builtins.str
     """topology: `dp=1 pp=1 tp=1`, for people."""
+    reason: _builtins.str
+    """reason: why it gets no new requests, for people; empty when it does."""
     def __init__(
         self,
         *,
@@ -168,10 +171,11 @@ class Replica(_message.Message):
         cached_token_count: _builtins.int = ...,
         prefill_rate: _builtins.float = ...,
         topology: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cached_block_count", b"cached_block_count", "cached_token_count", b"cached_token_count", "dp_rank", b"dp_rank", "free_block_count", b"free_block_count", "group_id", b"group_id", "in_flight_count", b"in_flight_count", "incarnation", b"incarnation", "kv_block_count", b"kv_block_count", "model", b"model", "phase", b"phase", "prefill_rate", b"prefill_rate", "prompt_token_count", b"prompt_token_count", "routed_count", b"routed_count", "running_count", b"running_count", "topology", b"topology", "view", b"view", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cached_block_count", b"cached_block_count", "cached_token_count", b"cached_token_count", "dp_rank", b"dp_rank", "free_block_count", b"free_block_count", "group_id", b"group_id", "in_flight_count", b"in_flight_count", "incarnation", b"incarnation", "kv_block_count", b"kv_block_count", "model", b"model", "phase", b"phase", "prefill_rate", b"prefill_rate", "prompt_token_count", b"prompt_token_count", "reason", b"reason", "routed_count", b"routed_count", "running_count", b"running_count", "topology", b"topology", "view", b"view", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,16 +316,31 @@ class DrainGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    REMOVE_WHEN_IDLE_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id: the group's name in this router."""
+    remove_when_idle: _builtins.bool
+    """remove_when_idle: detach the group when no request of this router runs
+    there any more, or its link is lost.
+    """
+    @_builtins.property
+    def deadline(self) -> _duration_pb2.Duration:
+        """deadline: requests that still run there after so long are handed over to
+        other groups, where their streams go on; unset means that they may take as
+        long as they do.
+        """
+
     def __init__(
         self,
         *,
         group_id: _builtins.str = ...,
+        remove_when_idle: _builtins.bool = ...,
+        deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "group_id", b"group_id", "remove_when_idle", b"remove_when_idle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,7 +82,8 @@ class FleetServiceServicer:
 
     def AddGroup(self, request, context):
         """AddGroup attaches a worker group. It returns at once; the replicas appear
-        when the group answers.
+        when the group answers. A drained group is undrained by adding it again, at
+        the same address and under the same name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +97,8 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainGroup(self, request, context):
-        """DrainGroup sends no new requests to a group; running ones finish.
+        """DrainGroup sends no new requests to a group; running ones finish, or are
+        handed over to other groups. A second call replaces the wishes of the first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,12 +39,15 @@ class FleetServiceStub:
     """ListReplicas lists all replicas that this router knows."""
     AddGroup: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.AddGroupRequest, _fleet_service_pb2.AddGroupResponse]
     """AddGroup attaches a worker group. It returns at once; the replicas appear
-    when the group answers.
+    when the group answers. A drained group is undrained by adding it again, at
+    the same address and under the same name.
     """
     RemoveGroup: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.RemoveGroupRequest, _fleet_service_pb2.RemoveGroupResponse]
     """RemoveGroup detaches a group; its streams are resumed elsewhere."""
     DrainGroup: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.DrainGroupRequest, _fleet_service_pb2.DrainGroupResponse]
-    """DrainGroup sends no new requests to a group; running ones finish."""
+    """DrainGroup sends no new requests to a group; running ones finish, or are
+    handed over to other groups. A second call replaces the wishes of the first.
+    """
     ExplainRoute: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ExplainRouteRequest, _fleet_service_pb2.ExplainRouteResponse]
     """ExplainRoute prices a prompt against every replica without sending it."""
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]
@@ -63,12 +66,15 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """ListReplicas lists all replicas that this router knows."""
     AddGroup: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.AddGroupRequest, _fleet_service_pb2.AddGroupResponse]  # type: ignore[assignment]
     """AddGroup attaches a worker group. It returns at once; the replicas appear
-    when the group answers.
+    when the group answers. A drained group is undrained by adding it again, at
+    the same address and under the same name.
     """
     RemoveGroup: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.RemoveGroupRequest, _fleet_service_pb2.RemoveGroupResponse]  # type: ignore[assignment]
     """RemoveGroup detaches a group; its streams are resumed elsewhere."""
     DrainGroup: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.DrainGroupRequest, _fleet_service_pb2.DrainGroupResponse]  # type: ignore[assignment]
-    """DrainGroup sends no new requests to a group; running ones finish."""
+    """DrainGroup sends no new requests to a group; running ones finish, or are
+    handed over to other groups. A second call replaces the wishes of the first.
+    """
     ExplainRoute: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ExplainRouteRequest, _fleet_service_pb2.ExplainRouteResponse]  # type: ignore[assignment]
     """ExplainRoute prices a prompt against every replica without sending it."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]  # type: ignore[assignment]
@@ -96,7 +102,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.AddGroupResponse, _abc.Awaitable[_fleet_service_pb2.AddGroupResponse]]:
         """AddGroup attaches a worker group. It returns at once; the replicas appear
-        when the group answers.
+        when the group answers. A drained group is undrained by adding it again, at
+        the same address and under the same name.
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +120,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.DrainGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.DrainGroupResponse, _abc.Awaitable[_fleet_service_pb2.DrainGroupResponse]]:
-        """DrainGroup sends no new requests to a group; running ones finish."""
+        """DrainGroup sends no new requests to a group; running ones finish, or are
+        handed over to other groups. A second call replaces the wishes of the first.
+        """
 
     @_abc_1.abstractmethod
     def ExplainRoute(
