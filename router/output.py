@@ -93,7 +93,7 @@ class Attempt:
             prompt_blocks=booking.prompt_blocks,
             predicted_blocks=booking.predicted_blocks,
             actual_blocks=self.cached_tokens // booking.block_tokens,
-            predicted_wait_s=booking.predicted_wait_s,
+            predicted_wait_s=booking.price.wait_s,
             actual_wait_s=self.waited_s,
             policy=booking.policy,
             attempts=places,

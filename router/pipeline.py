@@ -13,6 +13,7 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 
 from radixmesh.errors import DeadlineExceeded, InternalError, LinkLost, MeshError, NoReplicaReady
@@ -20,10 +21,10 @@ from router.beat import Beat
 from router.checks import check
 from router.fleet.ask import ModelInfo
 from router.fleet.booking import Booking
+from router.fleet.views import CandidatePrice
 from router.output import OnLoss, Output, place_of
 from router.plan import Home, Plan, Planner
-from router.policy.choice import CandidatePrice
-from router.ports import Admit, Fleet, Texts
+from router.ports import Admit, Fleet, Permit, Texts
 from router.request import Event, GenerateRequest
 from router.stream import Stream
 
@@ -62,6 +63,9 @@ class _Call:
     request: GenerateRequest
     deadline: float
     stream: Stream
+    permit: Permit
+    # Whether any replica has been sent any of it.
+    sent: bool = False
     outputs: list[Output] = field(default_factory=list)
     # The replica of its first output; the others of the same request share blocks there.
     home: Home | None = None
@@ -69,6 +73,11 @@ class _Call:
     @property
     def remaining_s(self) -> float:
         return self.deadline - asyncio.get_running_loop().time()
+
+    def used(self, prompt_tokens: int) -> int:
+        """Tokens that it has cost so far: none before a replica got it."""
+        generated = sum(output.journal.completion_tokens for output in self.outputs)
+        return prompt_tokens + generated if self.sent else 0
 
 
 class Pipeline:
@@ -129,8 +138,9 @@ class Pipeline:
         check(request)
         timeout_s = self._timeout(request)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        async with self._admit(timeout_s):
-            call = _Call(request, deadline, self._stream())
+        admitted = self._admit(timeout_s, priority=request.priority, tenant=request.tenant)
+        async with admitted as permit:
+            call = _Call(request, deadline, self._stream(), permit)
             self._calls.add(call)
             supervisor = asyncio.create_task(self._supervise(call))
             self._tasks.add(supervisor)
@@ -193,6 +203,8 @@ class Pipeline:
 
     async def _run(self, call: _Call) -> None:
         plan = await self._planner.plan(call.request, call.remaining_s)
+        most = plan.prompt_tokens + call.request.choices * (plan.sampling.max_tokens or 1)
+        await call.permit.take_tokens(most, used=partial(call.used, plan.prompt_tokens))
         for choice in range(call.request.choices):
             call.outputs.append(self._output(choice, call, plan))
         if len(call.outputs) == 1:
@@ -254,6 +266,7 @@ class Pipeline:
         spec = plan.spec(output, call.remaining_s)
         try:
             attempt.ticket = self._fleet.submit(booking, spec, attempt)
+            call.sent = True
         except MeshError as error:
             output.lose_attempt(attempt, error)
 

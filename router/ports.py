@@ -11,14 +11,30 @@ from typing import Protocol
 
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
-from router.policy.choice import CandidatePrice
+from router.fleet.views import CandidatePrice
 from router.request import ChatPrompt, TextPrompt
 from router.text.detokenizers import DecodeOptions, TextSink
 from router.text.pool import Serving
 from router.text.tokenizers import Encoded
 
-# Holds a permit for the time of the context; the argument is the seconds until the deadline.
-Admit = Callable[[float], AbstractAsyncContextManager[None]]
+
+class Permit(Protocol):
+    """Leave to run one request."""
+
+    async def take_tokens(self, most: int, used: Callable[[], int]) -> None:
+        """Hold tokens until the permit ends; `used` says then how many were. May wait.
+
+        Raises QueueFull, RateLimited.
+        """
+
+
+class Admit(Protocol):
+    """Gives permits, each for the time of its context."""
+
+    def __call__(
+        self, timeout_s: float, *, priority: int, tenant: str
+    ) -> AbstractAsyncContextManager[Permit]:
+        """Wait for a permit, at most so many seconds. Raises QueueFull, RateLimited."""
 
 
 class Ticket(Protocol):

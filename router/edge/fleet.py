@@ -12,8 +12,8 @@ from radixmesh.router.v1.fleet_service_pb2_grpc import (
     FleetServiceServicer,
     add_FleetServiceServicer_to_server,
 )
-from router.fleet.views import ReplicaView
-from router.policy.choice import CandidatePrice, Policy
+from router.fleet.views import CandidatePrice, ReplicaView
+from router.policy.choice import Policy
 from router.request import GenerateRequest
 from router.wire import to_request
 

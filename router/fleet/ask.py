@@ -40,6 +40,7 @@ class Ask:
         max_tokens: Output ids that may still come.
         hint_group: Preferred group, when it is ready.
         avoid: Replicas that are taken only when there is no other.
+        session: What the client calls its conversation; empty when it gave nothing.
         resume: Whether this continues an interrupted stream.
     """
 
@@ -52,6 +53,7 @@ class Ask:
     hint_group: str = ""
     hint_dp_rank: int | None = None
     avoid: frozenset[ReplicaKey] = frozenset()
+    session: str = ""
     resume: bool = False
 
 

@@ -7,6 +7,7 @@ last entry, the loss of its replica, or the lease of a booking never sent.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from router.fleet.views import CandidatePrice
 from router.fleet.workload import Charge
 from router.tree.inflight import Marks
 
@@ -16,9 +17,8 @@ class Booking:
     """A place at one replica, as predicted when it was chosen.
 
     Attributes:
-        prompt_blocks: Whole blocks of the prompt.
-        predicted_blocks: Those of them that the router expects to be found.
-        predicted_wait_s: Until the prefill begins.
+        price: What was expected when it was chosen.
+        possible_blocks: The most that any replica held or was about to hold of the prompt.
         policy: What chose.
         released: Whether it counts no more.
     """
@@ -26,10 +26,8 @@ class Booking:
     group_id: str
     dp_rank: int
     incarnation: int
-    block_tokens: int
-    prompt_blocks: int
-    predicted_blocks: int
-    predicted_wait_s: float
+    price: CandidatePrice
+    possible_blocks: int
     policy: str
     booked_at: float
     charge: Charge
@@ -38,6 +36,21 @@ class Booking:
     on_cached: Callable[[int], None]
     open_entries: int = 0
     released: bool = False
+
+    @property
+    def block_tokens(self) -> int:
+        """Ids of a block there."""
+        return self.price.block_tokens
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Whole blocks of the prompt."""
+        return self.price.prompt_blocks
+
+    @property
+    def predicted_blocks(self) -> int:
+        """Blocks of the prompt that the router expects to be found."""
+        return self.price.matched_blocks
 
     def release(self) -> None:
         """Take load and marks back. Idempotent."""

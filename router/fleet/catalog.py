@@ -1,57 +1,32 @@
 """What groups serve, and replicas as rows for people. Reads groups; changes nothing."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from radixmesh.errors import ModelNotServed, NoReplicaReady
-from router.fleet.ask import ModelInfo
 from router.fleet.group import Group
-from router.fleet.replica import Replica
-from router.fleet.views import Phase, ReplicaView
+from router.fleet.views import CandidatePrice, Phase, ReplicaView
 from router.policy.choice import View
+from router.policy.price import Price
 
 
-def serving(groups: Collection[Group], model: str) -> list[Group]:
-    """Return the groups of a model; an empty name means the only one.
+def explained(
+    quotes: Sequence[CandidatePrice], chosen: int | None, policy: str
+) -> list[CandidatePrice]:
+    """Return quotes in order of price, the chosen one first, those that can't take it last.
 
-    A group that is away still counts as serving what it last said.
-
-    Raises:
-        ModelNotServed: No group serves it.
-        NoReplicaReady: There is no group, or some group has not said yet what it serves.
+    Args:
+        quotes: Of all replicas.
+        chosen: Which of them the policy would take.
+        policy: Its name, for those that ignore prices.
     """
-    if not groups:
-        raise NoReplicaReady("this router has no worker group")
-    names = {group.info.model for group in groups if group.info}
-    name = next(iter(names)) if not model and len(names) == 1 else model
-    found = [group for group in groups if group.info and group.info.model == name]
-    if found:
-        return found
-    if any(group.info is None for group in groups):
-        raise NoReplicaReady("some worker groups have not answered yet")
-    raise ModelNotServed(f"no worker group serves {model!r}")
-
-
-def ready_replicas(groups: Collection[Group], now: float) -> list[Replica]:
-    """Return the replicas that get requests."""
-    return [
-        replica
-        for group in groups
-        for replica in group.replicas.values()
-        if replica.phase(now) is Phase.READY
+    best = None if chosen is None else quotes[chosen]
+    rows = [
+        replace(each, chosen=True)
+        if each is best
+        else replace(each, reason=_against(each, best, policy))
+        for each in quotes
     ]
-
-
-def model_info(groups: Sequence[Group], now: float) -> ModelInfo:
-    """Return what the model takes that these groups serve; at least one has said what it is."""
-    infos = [group.info for group in groups if group.info]
-    return ModelInfo(
-        name=infos[0].model,
-        max_model_len=min(info.max_model_len for info in infos),
-        fingerprint=infos[0].fingerprint,
-        ready_replicas=len(ready_replicas(groups, now)),
-        vocab_size=min(info.vocab_size for info in infos),
-        eos_ids=infos[0].eos_ids,
-    )
+    return sorted(rows, key=lambda each: (not each.chosen, not each.eligible, each.total_s))
 
 
 def count(groups: Iterable[Group], phase: Phase, view: View, now: float) -> int:
@@ -89,3 +64,14 @@ def replica_view(group: Group, dp_rank: int, now: float) -> ReplicaView:
         topology=info.topology if info else "",
         reason=group.withheld or ("" if phase is Phase.READY else phase.name.lower()),
     )
+
+
+def _against(quote: CandidatePrice, best: CandidatePrice | None, policy: str) -> str:
+    """Why a replica is not the chosen one."""
+    if quote.reason or best is None or quote is best:
+        return quote.reason
+    if policy != Price.name:
+        return f"{policy} chose another"
+    if quote.total_s <= best.total_s:
+        return "nearly equal: by chance, or by what is hinted or avoided"
+    return f"{quote.total_s - best.total_s:.3f} s dearer"

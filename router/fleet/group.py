@@ -54,6 +54,28 @@ class GroupLink(Protocol):
         """Ask for a new snapshot."""
 
 
+class Listing(Protocol):
+    """Where replicas are listed by what they serve; `lineup.Lineup`."""
+
+    def expect(self, group_id: str) -> None:
+        """A group is in the fleet that has not said yet what it serves."""
+
+    def serve(self, group: "Group", info: GroupInfo) -> None:
+        """A group said what it is."""
+
+    def retire(self, group_id: str) -> None:
+        """A group has left the fleet."""
+
+    def enter(self, group: "Group", replica: Replica) -> None:
+        """A replica is there."""
+
+    def leave(self, replica: Replica) -> None:
+        """A replica is there no more."""
+
+    def touch(self, replica: Replica) -> None:
+        """A replica has changed."""
+
+
 Connect = Callable[[str, GroupEvents], GroupLink]
 
 
@@ -80,6 +102,7 @@ class Group:
         *,
         connect: Connect,
         index: Index,
+        listing: Listing,
         clock: Callable[[], float],
         on_change: Callable[[], None],
     ) -> None:
@@ -91,10 +114,13 @@ class Group:
         self.duplicate_of = ""
         # Told which process answers here; empty: none any more. Set by the roster.
         self.on_instance: Callable[[Group, str], None] = lambda group, instance_id: None  # noqa: ARG005
+        self.prefill_rate = 0.0  # the highest that any of its replicas has learned
         self._index = index
+        self._listing = listing
         self._clock = clock
         self._on_change = on_change
         self._added_at = clock()
+        listing.expect(where.group_id)
         self.link = connect(where.address, self)
 
     def __repr__(self) -> str:
@@ -143,7 +169,7 @@ class Group:
 
     def _withhold(self) -> None:
         for replica in self.replicas.values():
-            replica.drained = bool(self.withheld)
+            replica.withhold(self.withheld)
 
     def hand_over(self) -> None:
         """Take away what still runs there; it goes on elsewhere."""
@@ -159,8 +185,13 @@ class Group:
     def close(self) -> None:
         """The group has left the fleet; its link has ended."""
         for replica in self.replicas.values():
-            replica.close()
+            self._close(replica)
         self.replicas.clear()
+        self._listing.retire(self.group_id)
+
+    def _close(self, replica: Replica) -> None:
+        self._listing.leave(replica)
+        replica.close()
 
     def on_up(self, instance_id: str = "", *, is_new: bool) -> None:
         """The link is up. Everything known went when it was lost."""
@@ -173,9 +204,10 @@ class Group:
             logger.info("group changed", extra={"group": self.group_id, "is": info.topology})
         self.info = info
         for dp_rank in [dp_rank for dp_rank in self.replicas if dp_rank >= info.dp]:
-            self.replicas.pop(dp_rank).close()
+            self._close(self.replicas.pop(dp_rank))
         for replica in self.replicas.values():
             replica.workload.kv_blocks = info.kv_blocks
+        self._listing.serve(self, info)
 
     def on_status(self, dp_rank: int, incarnation: int, reported: Reported) -> None:
         """A replica changed state, or is announced."""
@@ -193,10 +225,12 @@ class Group:
             dp_rank,
             index=self._index,
             ask=lambda: self.link.resnapshot(dp_rank),
+            touch=self._listing.touch,
         )
-        replica.drained = bool(self.withheld)
+        replica.withhold(self.withheld)
         replica.workload.kv_blocks = self.info.kv_blocks if self.info else 0
         self.replicas[dp_rank] = replica
+        self._listing.enter(self, replica)
         return replica
 
     def _current(self, dp_rank: int, incarnation: int) -> Replica | None:
@@ -217,24 +251,33 @@ class Group:
         replica = self._of_feed(dp_rank, incarnation)
         if replica:
             replica.feed.on_chunk(chunk, self._clock())
+            replica.on_feed()
 
     def on_change(self, dp_rank: int, incarnation: int, sequence: int, change: Change) -> None:
         """A numbered change of a cache."""
         replica = self._of_feed(dp_rank, incarnation)
         if replica:
             replica.feed.on_change(sequence, change, self._clock())
+            replica.on_feed()
 
     def on_digest(self, dp_rank: int, incarnation: int, digest: Digest) -> None:
         """A proof of a cache."""
         replica = self._of_feed(dp_rank, incarnation)
         if replica:
             replica.feed.on_digest(digest, self._clock())
+            replica.on_feed()
 
     def on_report(self, dp_rank: int, incarnation: int, report: Report) -> None:
         """The load of a replica."""
         replica = self._current(dp_rank, incarnation)
-        if replica:
-            replica.workload.report(report, self._clock())
+        if replica is None:
+            return
+        replica.on_report(report, self._clock())
+        rate = max(each.workload.prefill_rate for each in self.replicas.values())
+        if rate != self.prefill_rate:
+            self.prefill_rate = rate
+            for sibling in self.replicas.values():
+                self._listing.touch(sibling)
 
     def on_frame_end(self) -> None:
         """Everything of one frame was told."""

@@ -1,94 +1,87 @@
-"""Turns groups and an ask into candidates. Knows block keys and namespaces; chooses nothing."""
+"""What each replica of a model holds of a prompt, and which may take it. Chooses nothing."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from radixmesh.blocks import ID_BYTES, Namespace, block_keys
 from radixmesh.errors import NoReplicaReady, TokenizerMismatch
 from router.fleet.ask import Ask
+from router.fleet.feed import Index
 from router.fleet.group import Group
-from router.fleet.replica import RESUMES_UNSTARTED_LIMIT, Replica
-from router.fleet.views import Phase
-from router.fleet.wire import GroupInfo
-from router.fleet.workload import Charge, Report
-from router.policy.choice import Candidate
-from router.tree.meta_tree import MetaTree
+from router.fleet.lineup import Kind, Model, Site
+from router.fleet.replica import Replica
+from router.fleet.views import CandidatePrice
+from router.fleet.workload import Charge
+from router.policy.choice import Ints, Name, Prices, Standing, Wish
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One replica, with the prompt's block keys there."""
+@dataclass(slots=True)
+class Holdings:
+    """What of a prompt each replica holds.
 
-    group: Group
-    replica: Replica
-    keys: Sequence[int]
-    candidate: Candidate
+    Attributes:
+        keys: Of the prompt, for each kind of replica.
+        held: Leading blocks in its cache, by row of the board, as far as the router knows.
+        matched: The same with those that are about to be there.
+    """
 
-    @property
-    def name(self) -> tuple[str, int]:
-        """(group_id, dp_rank)."""
-        return self.candidate.group_id, self.candidate.dp_rank
-
-
-class _Prompt:
-    """Keys and matches of one prompt, made once for each namespace and block size."""
-
-    def __init__(self, ask: Ask, tree: MetaTree) -> None:
-        self._ask = ask
-        self._tree = tree
-        self._known: dict[tuple[str, str, str, int], tuple[list[int], dict[int, int]]] = {}
-
-    def in_group(self, info: GroupInfo) -> tuple[list[int], dict[int, int]]:
-        """Return the keys, and how many of them each replica number holds."""
-        name = info.model, info.weight_version, info.fingerprint, info.block_tokens
-        found = self._known.get(name)
-        if found is None:
-            keys = self._keys(info)
-            found = self._known[name] = keys, self._tree.match(keys)
-        return found
-
-    def _keys(self, info: GroupInfo) -> list[int]:
-        namespace = Namespace(
-            model=info.model,
-            weight_version=info.weight_version,
-            fingerprint=info.fingerprint,
-            adapter=self._ask.adapter,
-            cache_salt=self._ask.cache_salt,
-        )
-        return block_keys(self._ask.ids, block_tokens=info.block_tokens, seed=namespace.seed())
+    keys: dict[Kind, Sequence[int]] = field(default_factory=dict)
+    held: list[int] = field(default_factory=list)
+    matched: list[int] = field(default_factory=list)
 
 
-def sites(groups: Iterable[Group], ask: Ask, tree: MetaTree, now: float) -> list[Site]:
-    """Return every replica of the groups as a candidate for the ask."""
-    prompt = _Prompt(ask, tree)
+def wish(ask: Ask) -> Wish:
+    """Return what a policy may know of an ask."""
+    return Wish(
+        prompt_tokens=len(ask.ids) // ID_BYTES, max_tokens=ask.max_tokens, session=ask.session
+    )
+
+
+def look_up(model: Model, ask: Ask, index: Index, now: float) -> Holdings:
+    """Hash the prompt for each kind of replica, and look who holds how much of it."""
+    count = len(model.board)
+    found = Holdings(held=[0] * count, matched=[0] * count)
     tokens = len(ask.ids) // ID_BYTES
-    found = []
-    for group in groups:
-        if group.info is None:
-            continue
-        keys, depths = prompt.in_group(group.info)
-        loads = [replica.workload.at(now) for replica in group.replicas.values()]
-        # Replicas of a group are equal machines: what the fastest has learned holds for all. A
-        # lower rate comes from shorter prefills, and would keep a replica from longer ones.
-        rate = max((load.prefill_rate for load in loads), default=0.0)
-        for replica, load in zip(group.replicas.values(), loads, strict=True):
-            candidate = _candidate(group.info, replica, load, rate)
-            candidate.prompt_tokens = tokens
-            candidate.prompt_blocks = len(keys)
-            held = replica.matched(keys, depths.get(replica.feed.number, 0), now)
-            # One id at least is always computed, or there would be nothing to draw from.
-            candidate.matched_blocks = min(held, max(tokens - 1, 0) // group.info.block_tokens)
-            candidate.reason = unfit(group.info, replica, ask, now)
-            found.append(Site(group, replica, keys, candidate))
+    for kind in model.kinds:
+        namespace = Namespace(
+            model=model.name,
+            weight_version=kind.weight_version,
+            fingerprint=kind.fingerprint,
+            adapter=ask.adapter,
+            cache_salt=ask.cache_salt,
+        )
+        keys = block_keys(ask.ids, block_tokens=kind.block_tokens, seed=namespace.seed())
+        found.keys[kind] = keys
+        # One id at least is always computed, or there would be nothing to draw from.
+        most = max(tokens - 1, 0) // kind.block_tokens
+        for number, depth in index.tree.match(keys).items():
+            site = model.numbers.get(number)
+            if site is not None:
+                found.held[site.row.index] = min(depth, most)
+        _add_expected(model, kind, found, most, now)
     return found
 
 
-def _candidate(info: GroupInfo, replica: Replica, load: Report, rate: float) -> Candidate:
-    """Return what does not depend on the prompt."""
-    return Candidate(
-        group_id=replica.group_id,
-        dp_rank=replica.dp_rank,
+def _add_expected(model: Model, kind: Kind, found: Holdings, most: int, now: float) -> None:
+    """Add what is about to be in the caches, and guesses where the view is not trusted."""
+    keys = found.keys[kind]
+    for site in model.sites.values():
+        if site.kind == kind:
+            row = site.row.index
+            depth = site.replica.matched(keys, found.held[row], now)
+            found.matched[row] = min(depth, most)
+
+
+def standing(group: Group, replica: Replica, now: float) -> Standing:
+    """Return how a replica stands, whatever is asked of it. Its group has said what it is."""
+    load, info = replica.workload.at(now), group.info
+    if info is None:
+        return Standing(reason="not known yet")
+    return Standing(
+        reason=replica.stand(now),
         view=replica.feed.view,
         block_tokens=info.block_tokens,
         running=load.running,
@@ -98,53 +91,92 @@ def _candidate(info: GroupInfo, replica: Replica, load: Report, rate: float) -> 
         cached_blocks=replica.feed.block_count,
         kv_blocks=info.kv_blocks,
         max_running=info.max_running,
-        prefill_rate=rate,
+        # Replicas of a group are equal machines: what the fastest has learned holds for all. A
+        # lower rate comes from shorter prefills, and would keep a replica from longer ones.
+        prefill_rate=group.prefill_rate,
         decode_step_s=load.decode_step_s,
     )
 
 
-def unfit(info: GroupInfo, replica: Replica, ask: Ask, now: float) -> str:
-    """Return why a replica can't take the ask now; empty when it can."""
-    if ask.fingerprint and info.fingerprint != ask.fingerprint:
+def fit_rows(model: Model, prices: Prices, ask: Ask) -> Ints:
+    """Return the rows that may be chosen.
+
+    Raises:
+        NoReplicaReady: None of them can take it now.
+        TokenizerMismatch: The ids are of another tokenizer than all of theirs.
+    """
+    rows = np.flatnonzero(prices.eligible)
+    if ask.resume or _mixed(model, ask):
+        rows = np.array([row for row in rows.tolist() if not unfit(model.site_at(row), ask)], int)
+    if not len(rows):
+        raise _refusal(model, ask)
+    return _preferred(model, rows, ask) if ask.avoid or ask.hint_group else rows
+
+
+def unfit(site: Site, ask: Ask) -> str:
+    """Return why a replica that takes work can't take this; empty when it can."""
+    if ask.fingerprint and site.kind.fingerprint != ask.fingerprint:
         return "another tokenizer"
-    phase = replica.phase(now)
-    if phase is not Phase.READY:
-        return phase.name.lower()
-    if ask.resume and not takes_resume(replica):
-        return f"{RESUMES_UNSTARTED_LIMIT} interrupted streams wait there"
-    return ""
+    return site.replica.refuses_resume() if ask.resume else ""
 
 
-def charge(candidate: Candidate, ask: Ask) -> Charge:
-    """Return what the ask puts on the replica that it goes to."""
-    tokens = candidate.prompt_tokens - candidate.matched_blocks * candidate.block_tokens
-    blocks = math.ceil(tokens / candidate.block_tokens)
-    return Charge(tokens=tokens, blocks=blocks, resume=ask.resume)
+def _mixed(model: Model, ask: Ask) -> bool:
+    return bool(ask.fingerprint) and any(k.fingerprint != ask.fingerprint for k in model.kinds)
 
 
-def takes_resume(replica: Replica) -> bool:
-    """Whether one more interrupted stream may wait there."""
-    return replica.workload.unstarted_resumes < RESUMES_UNSTARTED_LIMIT
-
-
-def refusal(found: Iterable[Site], ask: Ask) -> NoReplicaReady | TokenizerMismatch:
-    """Return why none of the sites is fit for the ask."""
-    infos = [site.group.info for site in found if site.group.info]
-    if infos and ask.fingerprint and all(ask.fingerprint != i.fingerprint for i in infos):
+def _refusal(model: Model, ask: Ask) -> NoReplicaReady | TokenizerMismatch:
+    infos = model.groups.values()
+    if ask.fingerprint and all(info.fingerprint != ask.fingerprint for info in infos):
         return TokenizerMismatch(f"no worker group of {ask.model!r} has this tokenizer")
     return NoReplicaReady(f"no replica of {ask.model!r} can take requests now")
 
 
-def preferred(fit: Sequence[Site], ask: Ask) -> list[Site]:
-    """Narrow fit sites by what is to be avoided and what is hinted, as far as something is left."""
-    kept = [
-        site for site in fit if (*site.name, site.replica.incarnation) not in ask.avoid
-    ] or list(fit)
-    if not ask.hint_group:
-        return kept
+def _preferred(model: Model, rows: Ints, ask: Ask) -> Ints:
+    """Narrow rows by what is to be avoided and what is hinted, as far as something is left."""
+    sites = [model.site_at(row) for row in rows.tolist()]
+    kept = [site for site in sites if (*_name(site), site.replica.incarnation) not in ask.avoid]
     hinted = [
         site
-        for site in kept
-        if site.name[0] == ask.hint_group and ask.hint_dp_rank in (None, site.name[1])
+        for site in kept or sites
+        if ask.hint_group == site.replica.group_id
+        and ask.hint_dp_rank in (None, site.replica.dp_rank)
     ]
-    return hinted or kept
+    return np.array([site.row.index for site in hinted or kept or sites], int)
+
+
+def _name(site: Site) -> Name:
+    return site.replica.group_id, site.replica.dp_rank
+
+
+def charge(price: CandidatePrice, prompt_tokens: int, *, resume: bool) -> Charge:
+    """Return what a request puts on the replica that it goes to."""
+    tokens = prompt_tokens - price.matched_blocks * price.block_tokens
+    return Charge(tokens=tokens, blocks=math.ceil(tokens / price.block_tokens), resume=resume)
+
+
+def quote(
+    model: Model, row: int, prices: Prices, found: Holdings, now: float, *, reason: str = ""
+) -> CandidatePrice:
+    """Return the price at one replica with all that it is made of."""
+    site, stands = model.site_at(row), prices.standings[row]
+    reason = stands.reason or reason
+    return CandidatePrice(
+        group_id=site.replica.group_id,
+        dp_rank=site.replica.dp_rank,
+        eligible=not reason,
+        reason=reason,
+        phase=site.replica.phase(now),
+        view=stands.view,
+        block_tokens=stands.block_tokens,
+        prompt_blocks=len(found.keys[site.kind]),
+        held_blocks=found.held[row],
+        matched_blocks=found.matched[row],
+        running=stands.running,
+        waiting=stands.waiting,
+        wait_s=float(prices.wait_s[row]),
+        prefill_s=float(prices.prefill_s[row]),
+        alpha=prices.alpha,
+        crowding_s=float(prices.crowding_s[row]),
+        eviction_s=float(prices.eviction_s[row]),
+        total_s=float(prices.total_s[row]),
+    )

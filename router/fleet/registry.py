@@ -9,27 +9,33 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import replace
 from random import Random
 
 from radixmesh.blocks import ID_BYTES
-from radixmesh.errors import (
-    GroupLost,
-    ModelNotServed,
-    NoReplicaReady,
-)
+from radixmesh.errors import GroupLost, ModelNotServed, NoReplicaReady, TokenizerMismatch
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
-from router.fleet.catalog import count, model_info, ready_replicas, replica_view, serving
+from router.fleet.catalog import count, explained, replica_view
 from router.fleet.feed import Index
 from router.fleet.group import Connect, Group, GroupAddress
-from router.fleet.placing import Site, charge, preferred, refusal, sites, takes_resume
-from router.fleet.replica import RESUMES_UNSTARTED_LIMIT
+from router.fleet.lineup import Lineup, Model, Site
+from router.fleet.placing import (
+    Holdings,
+    charge,
+    fit_rows,
+    look_up,
+    quote,
+    standing,
+    unfit,
+    wish,
+)
 from router.fleet.roster import Leave, Roster
-from router.fleet.views import Phase, ReplicaView
+from router.fleet.views import CandidatePrice, Phase, ReplicaView
 from router.fleet.waiting import Waiters
 from router.fleet.worker_link import Ticket
-from router.policy.choice import CandidatePrice, Policy, View
-from router.policy.price import price_all
+from router.policy.choice import Policy, View
 
 TICK_S = 0.5
 _SWEEP_PER_TICK = 20_000
@@ -63,11 +69,17 @@ class Fleet:
         self.policy = policy
         self._clock = clock
         self._rng = rng or Random()
+        self._lineup = Lineup(standing)
         self._waiters = Waiters(self._room)
         self._watchers: set[asyncio.Future[None]] = set()
         self.groups = Roster(
             lambda where: Group(
-                where, connect=connect, index=self._index, clock=clock, on_change=self._on_change
+                where,
+                connect=connect,
+                index=self._index,
+                listing=self._lineup,
+                clock=clock,
+                on_change=self._on_change,
             )
         )
         for where in groups:
@@ -103,8 +115,7 @@ class Fleet:
 
     def models(self) -> list[ModelInfo]:
         """Return what is served, by name. A group that is away still counts as serving it."""
-        names = {group.info.model for group in self.groups if group.info}
-        return [self.limits(name) for name in sorted(names)]
+        return [self.limits(name) for name in sorted(model.name for model in self._lineup)]
 
     def limits(self, model: str) -> ModelInfo:
         """Return what a model takes.
@@ -113,7 +124,8 @@ class Fleet:
             ModelNotServed: No group serves it.
             NoReplicaReady: Some group has not said yet what it serves.
         """
-        return model_info(self._serving(model), self._clock())
+        served = self._model(model)
+        return replace(served.info(), ready_replicas=len(served.board.eligible_rows()))
 
     def place(self, ask: Ask) -> Booking:
         """Choose a replica and book it at once.
@@ -124,21 +136,15 @@ class Fleet:
             TokenizerMismatch: The ids are of another tokenizer than every group's.
         """
         began = self._clock()
-        site, price = self._choose(ask)
+        model = self._model(ask.model)
+        wanted = wish(ask)
+        found = look_up(model, ask, self._index, began)
+        prices = model.board.price(found.matched, wanted)
+        rows = fit_rows(model, prices, ask)
+        row = self.policy.choose(prices, rows, wanted, self._rng)
+        price = quote(model, row, prices, found, began)
         self._index.meters.chosen(self.policy.name, self._clock() - began)
-        return self._book(site, ask, price)
-
-    def _choose(self, ask: Ask) -> tuple[Site, CandidatePrice]:
-        found = sites(self._serving(ask.model), ask, self.tree, self._clock())
-        fit = [site for site in found if not site.candidate.reason]
-        if not fit:
-            raise refusal(found, ask)
-        prices = price_all([site.candidate for site in fit], max_tokens=ask.max_tokens)
-        wanted = {site.name: site for site in preferred(fit, ask)}
-        choice = self.policy.choose(
-            [price for price in prices if (price.group_id, price.dp_rank) in wanted], self._rng
-        )
-        return wanted[choice.price.group_id, choice.price.dp_rank], choice.price
+        return self._book(model.site_at(row), ask, price, found)
 
     async def wait_ready(self, model: str, *, resume: bool = False) -> None:
         """Return when a replica of the model can take work.
@@ -171,15 +177,29 @@ class Fleet:
         return ticket
 
     def explain(self, ask: Ask) -> list[CandidatePrice]:
-        """Price the ask at every replica, cheapest first, those that can't take it last.
+        """Price the ask at every replica: the chosen one first, those that can't take it last.
 
         Raises:
             ModelNotServed: No group serves the model.
             NoReplicaReady: Some group has not said yet what it serves.
         """
-        found = sites(self._serving(ask.model), ask, self.tree, self._clock())
-        prices = price_all([site.candidate for site in found], max_tokens=ask.max_tokens)
-        return sorted(prices, key=lambda price: (not price.eligible, price.total_s))
+        now = self._clock()
+        model = self._model(ask.model)
+        wanted = wish(ask)
+        found = look_up(model, ask, self._index, now)
+        prices = model.board.price(found.matched, wanted)
+        try:
+            rows = fit_rows(model, prices, ask)
+        except (NoReplicaReady, TokenizerMismatch):
+            chosen = None
+        else:
+            # A copy, so that a policy that takes turns is not moved on.
+            chosen = copy(self.policy).choose(prices, rows, wanted, self._rng)
+        quotes = [
+            quote(model, row, prices, found, now, reason=unfit(model.site_at(row), ask))
+            for row in range(len(model.board))
+        ]
+        return explained(quotes, chosen, self.policy.name)
 
     def count(self, phase: Phase, view: View) -> int:
         """Return how many replicas are in a phase and have a view of this kind."""
@@ -240,11 +260,12 @@ class Fleet:
         finally:
             self._watchers.discard(watcher)
 
-    def _serving(self, model: str) -> list[Group]:
-        return serving(list(self.groups), model)
+    def _model(self, name: str) -> Model:
+        self._lineup.refresh(self._clock())
+        return self._lineup.find(name)
 
-    def _book(self, site: Site, ask: Ask, price: CandidatePrice) -> Booking:
-        replica, candidate, now = site.replica, site.candidate, self._clock()
+    def _book(self, site: Site, ask: Ask, price: CandidatePrice, found: Holdings) -> Booking:
+        replica, keys, now = site.replica, found.keys[site.kind], self._clock()
         counters = replica.counters
 
         def count_cached(tokens: int) -> None:
@@ -255,35 +276,29 @@ class Fleet:
             self._on_change()
 
         booking = Booking(
-            group_id=candidate.group_id,
-            dp_rank=candidate.dp_rank,
+            group_id=price.group_id,
+            dp_rank=price.dp_rank,
             incarnation=replica.incarnation,
-            block_tokens=candidate.block_tokens,
-            prompt_blocks=candidate.prompt_blocks,
-            predicted_blocks=candidate.matched_blocks,
-            predicted_wait_s=price.wait_s,
+            price=price,
+            possible_blocks=max(found.matched),
             policy=self.policy.name,
             booked_at=now,
-            charge=charge(candidate, ask),
-            marks=self.inflight.mark(replica.feed.number, site.keys[candidate.matched_blocks :]),
+            charge=charge(price, len(ask.ids) // ID_BYTES, resume=ask.resume),
+            marks=self.inflight.mark(replica.feed.number, keys[price.matched_blocks :]),
             on_release=unbook,
             on_cached=count_cached,
         )
-        replica.book(booking, site.keys, now)
+        replica.book(booking, keys, now)
         return booking
 
     def _room(self, model: str) -> tuple[int, bool]:
         """How many interrupted streams the model could take, and whether it takes new work."""
         try:
-            groups = self._serving(model)
+            served = self._model(model)
         except (ModelNotServed, NoReplicaReady):
             return 0, False
-        ready = ready_replicas(groups, self._clock())
-        room = sum(
-            RESUMES_UNSTARTED_LIMIT - replica.workload.unstarted_resumes
-            for replica in ready
-            if takes_resume(replica)
-        )
+        ready = [site.replica for site in served.eligible()]
+        room = sum(replica.resume_room for replica in ready)
         return room, bool(ready)
 
     def _on_change(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from router.fleet.booking import Booking
 from router.fleet.feed import Feed, Index
 from router.fleet.views import Phase
-from router.fleet.workload import Workload
+from router.fleet.workload import Report, Workload
 from router.policy.choice import View
 from router.tree.predicted import Predicted
 
@@ -40,7 +40,14 @@ class Counters:
 
 
 class Replica:
-    """One data-parallel copy of a group's model."""
+    """One data-parallel copy of a group's model.
+
+    Args:
+        group_id, dp_rank: Its name.
+        index: The tree and the marks.
+        ask: Asks it for a new snapshot.
+        touch: Told after a change of what a choice looks at.
+    """
 
     def __init__(
         self,
@@ -49,14 +56,17 @@ class Replica:
         *,
         index: Index,
         ask: Callable[[], None],
+        touch: Callable[["Replica"], None] = lambda _: None,
     ) -> None:
         self.group_id = group_id
         self.dp_rank = dp_rank
         self.feed = Feed(index, ask=ask, on_lost=self._remember, name=f"{group_id}/{dp_rank}")
+        self._touch = touch
+        self._stood: tuple[str, bool, View] | None = None
         self.workload = Workload()
         self.counters = Counters()
         self.incarnation = 0
-        self.drained = False  # by an administrator
+        self.withheld = ""  # why its group gets nothing new
         self._inflight = index.inflight
         self._predicted = Predicted()
         self._bookings: dict[Booking, Sequence[int]] = {}
@@ -84,9 +94,36 @@ class Replica:
             return Phase.CONNECTING
         if self._reported is Reported.DOWN:
             return Phase.DOWN
-        if self._reported is Reported.DRAINING or self.drained:
+        if self._reported is Reported.DRAINING or self.withheld:
             return Phase.DRAINING
         return Phase.READY if self.admitted(now) else Phase.CONNECTING
+
+    def unfit(self, now: float) -> str:
+        """Return why it can't be chosen now, for people; empty when it can."""
+        phase = self.phase(now)
+        if phase is Phase.READY:
+            return ""
+        return self.withheld if phase is Phase.DRAINING and self.withheld else phase.name.lower()
+
+    def stand(self, now: float) -> str:
+        """Return why it can't be chosen now, as it is put on a board."""
+        self._stood = self._posture(now)
+        return self._stood[0]
+
+    def _posture(self, now: float) -> tuple[str, bool, View]:
+        """What changes with time alone."""
+        return self.unfit(now), self.workload.is_fresh(now), self.feed.view
+
+    def refuses_resume(self) -> str:
+        """Return why it takes no interrupted stream though it takes work; empty when it does."""
+        return (
+            "" if self.resume_room else f"{RESUMES_UNSTARTED_LIMIT} interrupted streams wait there"
+        )
+
+    @property
+    def resume_room(self) -> int:
+        """How many more interrupted streams may wait there for their prefill."""
+        return max(0, RESUMES_UNSTARTED_LIMIT - self.workload.unstarted_resumes)
 
     def admitted(self, now: float) -> bool:
         """Whether its first snapshot is complete, or had its time."""
@@ -109,12 +146,28 @@ class Replica:
             self._up_at = now
             self._admitted = False
             self.feed.begin(now)
+        self._touch(self)
         return lost
+
+    def on_feed(self) -> None:
+        """Its feed said something."""
+        self._touch(self)
 
     def on_link_down(self, now: float) -> None:
         """Nothing is known of it until the link is back."""
         self._connected = False
         self._lose(now)
+        self._touch(self)
+
+    def on_report(self, report: Report, now: float) -> None:
+        """It said how loaded it is."""
+        self.workload.report(report, now)
+        self._touch(self)
+
+    def withhold(self, why: str) -> None:
+        """Nothing new is to be sent there; an empty reason takes that back."""
+        self.withheld = why
+        self._touch(self)
 
     def _lose(self, now: float) -> None:
         for booking in list(self._bookings):
@@ -139,15 +192,19 @@ class Replica:
         self._bookings[booking] = keys
         if self.feed.view is View.DEGRADED:
             self._predicted.learn(keys, now)
+        self._touch(self)
 
     def unbook(self, booking: Booking) -> None:
         """Count it no more."""
         self.workload.release(booking.charge)
         self._bookings.pop(booking, None)
+        self._touch(self)
 
     def tick(self, now: float) -> None:
         """Notice what did not come."""
         self.feed.tick(now)
+        if self._posture(now) != self._stood:
+            self._touch(self)
         for booking in list(self._bookings):
             if not booking.charge.entry_ids and now - booking.booked_at > LEASE_S:
                 booking.release()

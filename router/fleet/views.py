@@ -48,3 +48,45 @@ class ReplicaView:
     prefill_rate: float
     topology: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidatePrice:
+    """What a request would cost at one replica, in seconds, and why.
+
+    Attributes:
+        eligible: Whether it can be chosen now.
+        reason: Why not, for people; for one that could be and is not chosen, what speaks
+            against it; empty for the chosen one.
+        chosen: Whether the policy would send the request there.
+        prompt_blocks: Whole blocks of the prompt there.
+        held_blocks: Leading ones of them in its cache, as far as this router knows.
+        matched_blocks: The same with those that are about to be there.
+        running, waiting: Requests there, of all routers.
+        wait_s: For the work that is there.
+        prefill_s: To compute what is missing, before alpha.
+        alpha: Weight of `prefill_s` at the present load.
+        crowding_s: What decoding next to the others costs.
+        eviction_s: What the blocks that must go would cost to compute again.
+        total_s: The price.
+    """
+
+    group_id: str
+    dp_rank: int
+    eligible: bool
+    reason: str
+    chosen: bool = False
+    phase: Phase
+    view: View
+    block_tokens: int
+    prompt_blocks: int
+    held_blocks: int
+    matched_blocks: int
+    running: int
+    waiting: int
+    wait_s: float
+    prefill_s: float
+    alpha: float
+    crowding_s: float
+    eviction_s: float
+    total_s: float

@@ -99,9 +99,18 @@ class Workload:
         self._charges.clear()
         self._unseen.clear()
 
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt ids a second, as last reported; 0 when not known."""
+        return self._report.prefill_rate
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether the last report still counts."""
+        return self._reported_at is not None and now - self._reported_at <= REPORT_LIFE_S
+
     def at(self, now: float) -> Report:
         """Return the load as it must be now."""
-        if self._reported_at is None or now - self._reported_at > REPORT_LIFE_S:
+        if not self.is_fresh(now):
             return self._own()
         base = self._report
         if not self._unseen:

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+
+# (group_id, dp_rank) of a replica.
+Name = tuple[str, int]
+
 
 class View(enum.IntEnum):
     """How far the picture of a replica's cache is trusted; values of router.v1.ViewState."""
@@ -15,33 +25,29 @@ class View(enum.IntEnum):
     BLIND = 3
 
 
-# Candidates and prices are made for every replica in every choice: freezing them costs twice.
+# Made anew at every change of a replica's load: freezing it costs twice.
 @dataclass(slots=True, kw_only=True)
-class Candidate:
-    """One replica, as it is at the moment of choice.
+class Standing:
+    """How a replica stands, whatever is asked of it.
 
     Attributes:
         reason: Why it can't be chosen, for people; empty when it can.
-        prompt_tokens: Ids of the prompt.
-        prompt_blocks: Whole blocks of the prompt there.
-        matched_blocks: Those of them that it holds or is about to hold.
+        view: How far the picture of its cache is trusted.
+        block_tokens: Ids of a block there.
         running: Requests in its batch.
         waiting: Requests queued there, booked ones that it hasn't seen included.
         uncached_tokens: Prompt ids that it still has to compute for all of these.
         free_blocks: Blocks that are free or can be evicted at once.
         cached_blocks: Blocks of its prefix cache.
+        kv_blocks: Blocks of its KV cache.
+        max_running: Requests in one step.
         prefill_rate: Prompt ids a second; 0 when not learned yet.
         decode_step_s: Seconds of a step without prefill; 0 when not learned yet.
     """
 
-    group_id: str
-    dp_rank: int
     reason: str = ""
     view: View = View.EXACT
     block_tokens: int = 16
-    prompt_tokens: int = 0
-    prompt_blocks: int = 0
-    matched_blocks: int = 0
     running: int = 0
     waiting: int = 0
     uncached_tokens: int = 0
@@ -53,43 +59,52 @@ class Candidate:
     decode_step_s: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class CandidatePrice:
-    """What a request would cost at one replica, in seconds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a policy knows of the request.
 
     Attributes:
-        eligible: Whether it can be chosen now.
-        reason: Why not, for people; empty when eligible.
-        matched_blocks: Blocks of the prompt that it holds or is about to hold.
+        prompt_tokens: Ids of the prompt.
+        max_tokens: Output ids that may still come.
+        session: What the client calls its conversation; empty when it gave nothing.
+    """
+
+    prompt_tokens: int
+    max_tokens: int = 1
+    session: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Prices:
+    """What a request would cost at each replica: columns with one value per replica, in seconds.
+
+    Attributes:
+        names: Who they are.
+        standings: How they stand.
+        eligible: Whether they can be chosen now.
+        block_tokens: Ids of a block there.
+        matched_blocks: Blocks of the prompt that each holds or is about to hold.
+        alpha: Weight of `prefill_s` at the present load.
         wait_s: For the work that is there.
         prefill_s: To compute what is missing, before alpha.
-        alpha: Weight of `prefill_s` at the present load.
         crowding_s: What decoding next to the others costs.
         eviction_s: What the blocks that must go would cost to compute again.
         total_s: The price.
+        requests: Requests that run and wait there.
     """
 
-    group_id: str
-    dp_rank: int
-    eligible: bool
-    reason: str
-    view: View
-    prompt_blocks: int
-    matched_blocks: int
-    wait_s: float
-    prefill_s: float
+    names: Sequence[Name]
+    standings: Sequence[Standing]
+    eligible: Bools
+    block_tokens: Floats
+    matched_blocks: Floats
     alpha: float
-    crowding_s: float
-    eviction_s: float
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The replica that a policy chose, its price, and the policy's name."""
-
-    price: CandidatePrice
-    policy: str
+    wait_s: Floats
+    prefill_s: Floats
+    crowding_s: Floats
+    eviction_s: Floats
+    total_s: Floats
+    requests: Floats
 
 
 class Policy(Protocol):
@@ -100,6 +115,6 @@ class Policy(Protocol):
         """What `--policy` and receipts call it."""
         ...
 
-    def choose(self, prices: Sequence[CandidatePrice], rng: Random) -> Choice:
-        """Choose one of `prices`: all eligible, at least one."""
+    def choose(self, prices: Prices, rows: Ints, wish: Wish, rng: Random) -> int:
+        """Return one of `rows`, the replicas that may be chosen: at least one."""
         ...

@@ -21,7 +21,7 @@ from radixmesh.rpc.status import from_rpc_error
 from router.edge.fleet import SERVICE_NAME, FleetService
 from router.fleet.ask import Ask
 from router.fleet.registry import Fleet
-from router.policy.choice import CandidatePrice
+from router.fleet.views import CandidatePrice
 from router.request import GenerateRequest, IdsPrompt
 from tests.fakes.fleet import Output, ask, count_ready, running_fleet, spec, until
 from tests.fakes.worker import FakeWorker

@@ -117,6 +117,11 @@ class FakeFleet:
             rng=Random(seed),
         )
 
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and let the fleet notice it."""
+        self.clock.advance(seconds)
+        self.fleet.tick()
+
     def _connect(self, address: str, events: GroupEvents) -> FakeGroupLink:
         link = FakeGroupLink(address, events)
         self.links[address.removesuffix(":1")] = link

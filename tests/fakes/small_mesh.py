@@ -22,13 +22,14 @@ from radixmesh.errors import (
 )
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
+from router.fleet.views import CandidatePrice
 from router.fleet.workload import Charge
-from router.policy.choice import CandidatePrice
 from router.request import ChatPrompt, FinishReason, TextPrompt
 from router.text.detokenizers import DecodeOptions, TextSink
 from router.text.pool import Serving
 from router.text.tokenizers import Encoded
 from router.tree.inflight import Marks
+from tests.fakes.prices import candidate_price
 
 MODEL = ModelInfo(
     name="tiny", max_model_len=512, fingerprint="f", ready_replicas=1, vocab_size=128, eos_ids=(0,)
@@ -151,10 +152,14 @@ class SmallFleet:
             group_id=chosen.group_id,
             dp_rank=0,
             incarnation=chosen.incarnation,
-            block_tokens=BLOCK_TOKENS,
-            prompt_blocks=len(ask.ids) // 4 // BLOCK_TOKENS,
-            predicted_blocks=chosen.cached_tokens // BLOCK_TOKENS,
-            predicted_wait_s=0.25,
+            price=candidate_price(
+                chosen.group_id,
+                block_tokens=BLOCK_TOKENS,
+                prompt_blocks=len(ask.ids) // 4 // BLOCK_TOKENS,
+                matched_blocks=chosen.cached_tokens // BLOCK_TOKENS,
+                wait_s=0.25,
+            ),
+            possible_blocks=chosen.cached_tokens // BLOCK_TOKENS,
             policy="price",
             booked_at=0.0,
             charge=Charge(0, 0),
