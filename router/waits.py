@@ -1,0 +1,23 @@
+"""Waits that grow with every failure, by tenacity's arithmetic. Pure: waits for nothing itself."""
+
+import tenacity
+
+
+class Growing:
+    """Seconds that double up to a limit.
+
+    Args:
+        first_s: The first wait.
+        most_s: The longest.
+    """
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._wait = tenacity.wait_exponential(multiplier=first_s, max=max(first_s, most_s))
+
+    def seconds(self, failures: int) -> float:
+        """Return the wait after so many failures in a row; none after none."""
+        if failures < 1:
+            return 0.0
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        state.attempt_number = failures
+        return float(self._wait(state))
