@@ -77,6 +77,20 @@ class RouterSettings(ServiceSettings):
     stream_interval_ms: float = Field(30.0, ge=0)
     """Deltas after a stream's first are merged for so long; 0 sends every step."""
 
+    attempt_timeout_s: float = Field(90.0, ge=0)
+    """A request goes elsewhere when its replica shows no sign of work for so long, or for three
+    times what was predicted until the first id, whichever is longer; 0: never. A worker's own
+    --step-timeout-s, 60 by default, should come first."""
+    text_timeout_s: float = Field(15.0, gt=0)
+    """A tokenizer or detokenizer that owes an answer and says nothing for so long is left."""
+    breaker_failures: int = Field(5, ge=0)
+    """A replica that failed so many requests in a row gets no new ones; 0: never."""
+    breaker_open_s: float = Field(10.0, gt=0)
+    """It gets none for so long, then one; each time that this one fails, for twice as long."""
+    outlier_ratio: float = Field(3.0, ge=0)
+    """A replica whose first ids come this much later than its siblings', each against what was
+    predicted, gets no new requests for a while; 0: never."""
+
     settle_s: float = Field(0.5, ge=0)
     """On SIGTERM new requests are still served for so long, until callers saw NOT_SERVING."""
     drain_grace_s: float = Field(30.0, ge=0)
@@ -92,6 +106,13 @@ class RouterSettings(ServiceSettings):
         if name not in POLICIES:
             raise ValueError(f"must be one of {', '.join(sorted(POLICIES))}")
         return name
+
+    @field_validator("outlier_ratio")
+    @classmethod
+    def _later_is_above_one(cls, ratio: float) -> float:
+        if 0 < ratio <= 1:
+            raise ValueError("must be above 1, or 0 for never")
+        return ratio
 
     @field_validator("groups", "tokenizers", "detokenizers")
     @classmethod

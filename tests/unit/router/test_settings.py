@@ -40,6 +40,10 @@ def test_the_environment_holds_lists_too(monkeypatch: pytest.MonkeyPatch) -> Non
         ("--policy", "best"),
         ("--max-concurrent", "-1"),
         ("--default-max-tokens", "0"),
+        ("--attempt-timeout-s", "-1"),
+        ("--breaker-failures", "-1"),
+        ("--breaker-open-s", "0"),
+        ("--outlier-ratio", "0.5"),
     ],
 )
 def test_a_bad_value_ends_with_a_message_that_names_the_flag(
