@@ -67,7 +67,7 @@ def _faults(request: GenerateRequest) -> Iterator[tuple[str, bool, str]]:
     yield "choice_count", choices, f"must be in [1, {MAX_CHOICES}]"
     priority = abs(request.priority) > PRIORITY_BOUND
     yield "priority", priority, f"must be in [-{PRIORITY_BOUND}, {PRIORITY_BOUND}]"
-    for name in ("tenant", "cache_salt", "hint_group", "model"):
+    for name in ("tenant", "cache_salt", "session", "hint_group", "model"):
         label: str = getattr(request, name)
         yield name, not _is_text(label), "must be text"
         yield name, len(label.encode(errors="replace")) > MAX_LABEL_BYTES, _LABEL_RULE

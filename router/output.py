@@ -85,7 +85,7 @@ class Attempt:
             places: That the output ran at.
             seed: What the draws were keyed by.
         """
-        booking = self.booking
+        booking, price = self.booking, self.booking.price
         return Receipt(
             group_id=booking.group_id,
             dp_rank=booking.dp_rank,
@@ -93,13 +93,21 @@ class Attempt:
             prompt_blocks=booking.prompt_blocks,
             predicted_blocks=booking.predicted_blocks,
             actual_blocks=self.cached_tokens // booking.block_tokens,
-            predicted_wait_s=booking.price.wait_s,
+            predicted_wait_s=price.wait_s,
             actual_wait_s=self.waited_s,
             policy=booking.policy,
             attempts=places,
             seed=seed,
             last_group_id=last.booking.group_id,
             last_dp_rank=last.booking.dp_rank,
+            possible_blocks=booking.possible_blocks,
+            held_blocks=price.held_blocks,
+            view=price.view,
+            price_s=price.total_s,
+            prefill_s=price.prefill_s,
+            alpha=price.alpha,
+            crowding_s=price.crowding_s,
+            eviction_s=price.eviction_s,
         )
 
     def free(self) -> None:

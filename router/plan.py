@@ -83,6 +83,7 @@ class Plan:
             fingerprint=self.fingerprint,
             max_tokens=self.sampling.max_tokens or 1,
             cache_salt=request.cache_salt,
+            session=request.session,
             hint_group=hint[0],
             hint_dp_rank=hint[1],
             avoid=output.retries.avoid if output else frozenset(),

@@ -67,6 +67,7 @@ class GenerateRequest:
 
     Attributes:
         request_id: A label from outside or made by the edge; never used as a key.
+        session: What the client calls its conversation; empty when it gave nothing.
         timeout_s: Seconds until the deadline, or None for the server's default.
     """
 
@@ -80,6 +81,7 @@ class GenerateRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    session: str = ""
     hint_group: str = ""
     hint_dp_rank: int | None = None
     keep_special_tokens: bool = False
@@ -127,6 +129,12 @@ class Receipt:
     """Where an output ran, what was predicted, what came true.
 
     About the first attempt, but for `last_group_id` and `last_dp_rank`: where it finished.
+
+    Attributes:
+        possible_blocks: The most of the prompt that any replica held or was about to hold.
+        predicted_blocks: What this one did; `held_blocks` of them were in its cache.
+        view: How far its cache was known; a value of router.v1.ViewState, 0: not known.
+        price_s: `predicted_wait_s + alpha * prefill_s + crowding_s + eviction_s`.
     """
 
     group_id: str = ""
@@ -142,6 +150,14 @@ class Receipt:
     seed: int
     last_group_id: str = ""
     last_dp_rank: int = 0
+    possible_blocks: int = 0
+    held_blocks: int = 0
+    view: int = 0
+    price_s: float = 0.0
+    prefill_s: float = 0.0
+    alpha: float = 0.0
+    crowding_s: float = 0.0
+    eviction_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

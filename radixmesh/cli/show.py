@@ -7,7 +7,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from radixmesh.client import Explanation, Model, Phase, Receipt, Replica, Usage, View
+from radixmesh.client import (
+    CandidatePrice,
+    Explanation,
+    Model,
+    Phase,
+    Receipt,
+    Replica,
+    Usage,
+    View,
+)
 
 __all__ = [
     "as_json",
@@ -65,7 +74,10 @@ def replicas_table(replicas: Iterable[Replica]) -> Table:
 
 
 def explanation_table(explanation: Explanation) -> Table:
-    """Return the price of every candidate, cheapest first."""
+    """Return the price of every candidate, the chosen one first and marked by an arrow.
+
+    Those that can't be chosen are named below, with the reason.
+    """
     title = f"{explanation.prompt_token_count} tokens, policy {explanation.policy}; seconds"
     table = _table(title, ("replica",))
     table.add_column("view", no_wrap=True)
@@ -74,17 +86,31 @@ def explanation_table(explanation: Explanation) -> Table:
     for price in explanation.candidates:
         _add(
             table,
-            f"{price.group_id}/{price.dp_rank}",
+            f"{'→ ' if price.chosen else ''}{price.group_id}/{price.dp_rank}",
             price.view.value,
-            f"{price.matched_blocks}/{price.prompt_blocks}",
+            _match(price),
             _seconds(price.wait_s),
             _seconds(price.prefill_s),
             f"{price.alpha:.1f}",
             _seconds(price.crowding_s),
             _seconds(price.eviction_s),
-            price.reason or _seconds(price.total_s),
+            _seconds(price.total_s),
         )
+    table.caption_justify = "left"
+    table.caption = Text(
+        "\n".join(
+            f"{price.group_id}/{price.dp_rank}: {price.reason}"
+            for price in explanation.candidates
+            if not price.eligible
+        )
+    )
     return table
+
+
+def _match(price: CandidatePrice) -> str:
+    """Blocks in the cache, those about to be there when there are any, and of how many."""
+    coming = price.matched_blocks - price.held_blocks
+    return f"{price.held_blocks}{f'+{coming}' if coming > 0 else ''}/{price.prompt_blocks}"
 
 
 def models_table(models: Iterable[Model]) -> Table:

@@ -41,9 +41,9 @@ _PHASES = {
     fleet_service_pb2.REPLICA_PHASE_DOWN: Phase.DOWN,
 }
 _VIEWS = {
-    fleet_service_pb2.VIEW_STATE_EXACT: View.EXACT,
-    fleet_service_pb2.VIEW_STATE_DEGRADED: View.DEGRADED,
-    fleet_service_pb2.VIEW_STATE_BLIND: View.BLIND,
+    router_service_pb2.VIEW_STATE_EXACT: View.EXACT,
+    router_service_pb2.VIEW_STATE_DEGRADED: View.DEGRADED,
+    router_service_pb2.VIEW_STATE_BLIND: View.BLIND,
 }
 # Options that the request message has under the same name.
 _PLAIN = (
@@ -53,6 +53,7 @@ _PLAIN = (
     "priority",
     "tenant",
     "cache_salt",
+    "session",
     "keep_special_tokens",
 )
 
@@ -131,7 +132,7 @@ def to_chunk(message: router_service_pb2.GenerateResponse) -> Chunk:
             reason=_REASONS.get(end.finish_reason, FinishReason.UNKNOWN),
             stop_matched=end.stop_matched,
             usage=_plain(Usage, end.usage),
-            receipt=_plain(Receipt, end.receipt),
+            receipt=_plain(Receipt, end.receipt, view=_VIEWS.get(end.receipt.view, View.UNKNOWN)),
         )
         return Chunk(choice=end.choice, finish=finish)
     delta = message.delta
@@ -212,7 +213,12 @@ def to_replicas(replicas: Iterable[fleet_service_pb2.Replica]) -> list[Replica]:
 def to_explanation(message: fleet_service_pb2.ExplainRouteResponse) -> Explanation:
     """Return the prices of a prompt."""
     candidates = tuple(
-        _plain(CandidatePrice, candidate, view=_VIEWS.get(candidate.view, View.UNKNOWN))
+        _plain(
+            CandidatePrice,
+            candidate,
+            phase=_PHASES.get(candidate.phase, Phase.UNKNOWN),
+            view=_VIEWS.get(candidate.view, View.UNKNOWN),
+        )
         for candidate in message.candidates
     )
     return Explanation(

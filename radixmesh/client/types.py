@@ -75,6 +75,7 @@ class Options(TypedDict, total=False):
     priority: int
     tenant: str
     cache_salt: str
+    session: str
     group_id: str
     dp_rank: int
     add_generation_prompt: bool
@@ -110,12 +111,23 @@ class Usage:
     completion_tokens: int
 
 
+class View(enum.Enum):
+    """How far a router trusts its picture of a replica's cache."""
+
+    UNKNOWN = "unknown"
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    BLIND = "blind"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """Where an output ran, what the router predicted (blocks, seconds), what came true.
 
     About the first attempt, but for `last_group_id` and `last_dp_rank`: where it finished
-    (empty from a router that does not say).
+    (empty from a router that does not say). `possible_blocks` is the most that any replica
+    held or was about to hold; `held_blocks` of the predicted ones were in the cache already.
+    `price_s` is `predicted_wait_s + alpha * prefill_s + crowding_s + eviction_s`.
     """
 
     group_id: str
@@ -131,6 +143,14 @@ class Receipt:
     seed: int
     last_group_id: str = ""
     last_dp_rank: int = 0
+    possible_blocks: int = 0
+    held_blocks: int = 0
+    view: View = View.UNKNOWN
+    price_s: float = 0.0
+    prefill_s: float = 0.0
+    alpha: float = 0.0
+    crowding_s: float = 0.0
+    eviction_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,15 +234,6 @@ class Phase(enum.Enum):
     DOWN = "down"
 
 
-class View(enum.Enum):
-    """How far a router trusts its picture of a replica's cache."""
-
-    UNKNOWN = "unknown"
-    EXACT = "exact"
-    DEGRADED = "degraded"
-    BLIND = "blind"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One replica as a router sees it; counts of `fleet_service.proto`.
@@ -261,7 +272,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatePrice:
-    """The price of one replica for a prompt, in seconds; `reason` says why it isn't eligible."""
+    """The price of one replica for a prompt, in seconds.
+
+    `reason` says why it can't be chosen, or what speaks against it; `held_blocks` of the
+    matched ones are in its cache, the others are about to be.
+    """
 
     group_id: str
     dp_rank: int
@@ -276,11 +291,16 @@ class CandidatePrice:
     eviction_s: float
     total_s: float
     view: View
+    chosen: bool = False
+    phase: Phase = Phase.UNKNOWN
+    held_blocks: int = 0
+    running_count: int = 0
+    waiting_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a router would do with a prompt: candidates, cheapest first."""
+    """What a router would do with a prompt: the chosen replica first, then by price."""
 
     prompt_token_count: int
     policy: str

@@ -62,7 +62,7 @@ class RouterMetrics:
             "outcome",
         )
         self.in_flight = make.gauge("requests_in_flight_count", "Requests admitted and not ended.")
-        self.queued = make.gauge("requests_queued_count", "Requests that wait for admission.")
+        self._declare_admission(make)
         self.request_seconds = make.histogram(
             "request_seconds", "From arrival to end.", buckets=REQUEST_S
         )
@@ -76,12 +76,33 @@ class RouterMetrics:
             "Between two deliveries of one output, divided by the tokens of the later one.",
             buckets=SHORT_S,
         )
-        self.queue_seconds = make.histogram(
-            "queue_seconds", "From arrival to admission.", buckets=SHORT_S
-        )
         self._declare_tokens(make)
         self._declare_fleet(make)
         self._declare_links(make)
+
+    def _declare_admission(self, make: _Maker) -> None:
+        self.queued = make.gauge(
+            "requests_queued_count",
+            "Requests that wait for admission, by class: "
+            "high (priority above 0), normal (0), low (below).",
+            "priority",
+        )
+        self.queue_seconds = make.histogram(
+            "queue_seconds", "Time that admitted requests waited for it.", buckets=SHORT_S
+        )
+        self.held_tokens = make.gauge(
+            "tokens_in_use_count",
+            "Tokens of admitted requests: prompts and the most they may generate.",
+        )
+        self.queued_tokens = make.gauge("tokens_queued_count", "Tokens that are waited for.")
+        self.tenants = make.gauge("tenants_count", "Tenants whose use is remembered.")
+        self.refusals = make.counter(
+            "refusals_total",
+            "Requests that admission refused, by ErrorReason and cause (requests, tokens or "
+            "timeout of the queue; tenant_requests, tenant_tokens).",
+            "reason",
+            "cause",
+        )
 
     def _declare_tokens(self, make: _Maker) -> None:
         self.prompt_tokens = make.counter("prompt_tokens_total", "Prompt ids of finished requests.")
@@ -94,6 +115,10 @@ class RouterMetrics:
         )
         self.predicted_tokens = make.counter(
             "predicted_tokens_total", "Those of them that the router expected to be reused."
+        )
+        self.possible_tokens = make.counter(
+            "possible_tokens_total",
+            "Those of them that the replica with the longest match would have reused.",
         )
         self.output_losses = make.counter(
             "output_losses_total",

@@ -8,6 +8,7 @@ import grpc
 
 from radixmesh.errors import InvalidRequest
 from radixmesh.router.v1 import fleet_service_pb2 as pb
+from radixmesh.router.v1 import router_service_pb2
 from radixmesh.router.v1.fleet_service_pb2_grpc import (
     FleetServiceServicer,
     add_FleetServiceServicer_to_server,
@@ -162,7 +163,7 @@ def to_replica(view: ReplicaView) -> pb.Replica:
         model=view.model,
         incarnation=view.incarnation,
         phase=pb.ReplicaPhase.ValueType(view.phase),
-        view=pb.ViewState.ValueType(view.view),
+        view=router_service_pb2.ViewState.ValueType(view.view),
         running_count=view.running,
         waiting_count=view.waiting,
         in_flight_count=view.in_flight,
@@ -194,5 +195,10 @@ def to_candidate(price: CandidatePrice) -> pb.CandidatePrice:
         crowding_s=price.crowding_s,
         eviction_s=price.eviction_s,
         total_s=price.total_s,
-        view=pb.ViewState.ValueType(price.view),
+        chosen=price.chosen,
+        phase=pb.ReplicaPhase.ValueType(price.phase),
+        held_blocks=price.held_blocks,
+        running_count=price.running,
+        waiting_count=price.waiting,
+        view=router_service_pb2.ViewState.ValueType(price.view),
     )

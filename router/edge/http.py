@@ -8,7 +8,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,8 @@ from router.edge.styles import ChatStyle, CompletionStyle, Style
 from router.request import Event, GenerateRequest
 
 RECEIPT_HEADER: Final = "x-radixmesh-receipt"
+# The second is the name that SGLang's gateway gives it.
+SESSION_HEADERS: Final = ("x-radixmesh-session", "x-smg-routing-key")
 
 
 class ServedModel(Protocol):
@@ -172,7 +174,8 @@ class _Edge:
             receipts=request.headers.get(RECEIPT_HEADER) == "1",
             logprobs=first.sampling.logprobs,
         )
-        streams = [self._pipeline.generate(each) for each in ask.requests]
+        session = next(filter(None, map(request.headers.get, SESSION_HEADERS)), first.session)
+        streams = [self._pipeline.generate(replace(each, session=session)) for each in ask.requests]
         answer = Answer(style, head, choices_per_prompt=first.choices)
         return Exchange(
             merged(streams, first.choices),

@@ -102,6 +102,7 @@ class _Record:
         self._metrics.prompt_size_tokens.observe(usage.prompt_tokens)
         self._metrics.cached_tokens.inc(usage.cached_tokens)
         self._metrics.predicted_tokens.inc(receipt.predicted_blocks * receipt.block_tokens)
+        self._metrics.possible_tokens.inc(receipt.possible_blocks * receipt.block_tokens)
 
     def end(self) -> None:
         self._metrics.request_seconds.observe(self._clock() - self._began_at)

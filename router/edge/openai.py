@@ -102,6 +102,7 @@ class _Common(BaseModel):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: str = Field("", max_length=MAX_LABEL_BYTES)
+    prompt_cache_key: str = Field("", max_length=MAX_LABEL_BYTES)
     priority: int = Field(0, ge=-PRIORITY_BOUND, le=PRIORITY_BOUND)
 
     def sampling(self, *, max_tokens: int | None, logprobs: bool) -> Sampling:
@@ -136,6 +137,7 @@ class _Common(BaseModel):
             priority=self.priority,
             tenant=self.user or self.safety_identifier,
             cache_salt=self.cache_salt,
+            session=self.prompt_cache_key,
             keep_special_tokens=not self.skip_special_tokens,
         )
         return Ask(

@@ -26,7 +26,6 @@ NEUTRAL_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "prediction": (),
-    "prompt_cache_key": ("",),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),

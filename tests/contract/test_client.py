@@ -135,7 +135,8 @@ async def test_every_option_reaches_the_router(kind: type[Any]) -> None:
             "complete",
             [Message("system", "s"), Message("user", "u")],
             model="m", sampling=sampling, stop=["x"], include_stop=True, choices=1, priority=-3,
-            tenant="t", cache_salt="c", group_id="g", dp_rank=0, add_generation_prompt=False,
+            tenant="t", cache_salt="c", session="e", group_id="g", dp_rank=0,
+            add_generation_prompt=False,
             keep_special_tokens=True, timeout_s=50.0, request_id="label",
         )  # fmt: skip
     request = router.requests[0]
@@ -155,6 +156,7 @@ async def test_every_option_reaches_the_router(kind: type[Any]) -> None:
     ]
     assert (request.model, list(request.stop), request.include_stop) == ("m", ["x"], True)
     assert (request.priority, request.tenant, request.cache_salt) == (-3, "t", "c")
+    assert request.session == "e"
     assert (request.routing.group_id, request.routing.dp_rank) == ("g", 0)
     assert (request.routing.HasField("dp_rank"), request.choice_count) == (True, 1)
     assert request.keep_special_tokens

@@ -22,7 +22,7 @@ REPLICA = fleet_pb.Replica(
     model="tiny",
     incarnation=2**63,
     phase=fleet_pb.REPLICA_PHASE_READY,
-    view=fleet_pb.VIEW_STATE_EXACT,
+    view=router_pb.VIEW_STATE_EXACT,
     prompt_token_count=100,
     cached_token_count=25,
     topology="dp=2 pp=1 tp=1",
@@ -120,7 +120,7 @@ class FakeRouter(
     ) -> fleet_pb.ExplainRouteResponse:
         self._note(request, context)
         price = fleet_pb.CandidatePrice(
-            group_id="g0", eligible=True, total_s=0.5, view=fleet_pb.VIEW_STATE_DEGRADED
+            group_id="g0", eligible=True, total_s=0.5, view=router_pb.VIEW_STATE_DEGRADED
         )
         return fleet_pb.ExplainRouteResponse(
             prompt_token_count=7, policy="price", candidates=[price]

@@ -21,34 +21,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _ViewState:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ViewStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ViewState.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    VIEW_STATE_UNSPECIFIED: _ViewState.ValueType  # 0
-    """Unknown."""
-    VIEW_STATE_EXACT: _ViewState.ValueType  # 1
-    """Proven equal to the replica's cache at the last digest."""
-    VIEW_STATE_DEGRADED: _ViewState.ValueType  # 2
-    """Predicted from this router's own routing until a new snapshot is complete."""
-    VIEW_STATE_BLIND: _ViewState.ValueType  # 3
-    """Load only."""
-
-class ViewState(_ViewState, metaclass=_ViewStateEnumTypeWrapper):
-    """ViewState says how far the router trusts its picture of a replica's cache."""
-
-VIEW_STATE_UNSPECIFIED: ViewState.ValueType  # 0
-"""Unknown."""
-VIEW_STATE_EXACT: ViewState.ValueType  # 1
-"""Proven equal to the replica's cache at the last digest."""
-VIEW_STATE_DEGRADED: ViewState.ValueType  # 2
-"""Predicted from this router's own routing until a new snapshot is complete."""
-VIEW_STATE_BLIND: ViewState.ValueType  # 3
-"""Load only."""
-Global___ViewState: _TypeAlias = ViewState  # noqa: Y015
-
 class _ReplicaPhase:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -119,7 +91,7 @@ class Replica(_message.Message):
     """incarnation: of the replica."""
     phase: Global___ReplicaPhase.ValueType
     """phase: whether it gets requests."""
-    view: Global___ViewState.ValueType
+    view: _router_service_pb2.ViewState.ValueType
     """view: how far its cache picture is trusted."""
     running_count: _builtins.int
     """running_count: requests in its batch, of all routers."""
@@ -158,7 +130,7 @@ class Replica(_message.Message):
         model: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         phase: Global___ReplicaPhase.ValueType = ...,
-        view: Global___ViewState.ValueType = ...,
+        view: _router_service_pb2.ViewState.ValueType = ...,
         running_count: _builtins.int = ...,
         waiting_count: _builtins.int = ...,
         in_flight_count: _builtins.int = ...,
@@ -407,7 +379,9 @@ class ExplainRouteResponse(_message.Message):
     """policy: what would choose."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CandidatePrice]:
-        """candidates: cheapest first; those that get no requests come last."""
+        """candidates: the chosen one first, then by price; those that can't be chosen
+        come last.
+        """
 
     def __init__(
         self,
@@ -443,6 +417,11 @@ class CandidatePrice(_message.Message):
     EVICTION_S_FIELD_NUMBER: _builtins.int
     TOTAL_S_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id: the group's name in this router."""
     dp_rank: _builtins.int
@@ -450,7 +429,9 @@ class CandidatePrice(_message.Message):
     eligible: _builtins.bool
     """eligible: whether it could be chosen now."""
     reason: _builtins.str
-    """reason: why not, for people; empty when eligible."""
+    """reason: why it can't be chosen, or what speaks against it, for people; empty
+    for the chosen one.
+    """
     prompt_blocks: _builtins.int
     """prompt_blocks: whole blocks of the prompt there."""
     matched_blocks: _builtins.int
@@ -467,8 +448,18 @@ class CandidatePrice(_message.Message):
     """eviction_s: what the blocks that must go would cost to compute again."""
     total_s: _builtins.float
     """total_s: the price."""
-    view: Global___ViewState.ValueType
+    view: _router_service_pb2.ViewState.ValueType
     """view: how far its cache picture is trusted."""
+    chosen: _builtins.bool
+    """chosen: whether the request would go there."""
+    phase: Global___ReplicaPhase.ValueType
+    """phase: whether the replica gets requests."""
+    held_blocks: _builtins.int
+    """held_blocks: of matched_blocks, those that are in its cache."""
+    running_count: _builtins.int
+    """running_count: requests in its batch, of all routers."""
+    waiting_count: _builtins.int
+    """waiting_count: requests queued there, of all routers."""
     def __init__(
         self,
         *,
@@ -484,11 +475,16 @@ class CandidatePrice(_message.Message):
         crowding_s: _builtins.float = ...,
         eviction_s: _builtins.float = ...,
         total_s: _builtins.float = ...,
-        view: Global___ViewState.ValueType = ...,
+        view: _router_service_pb2.ViewState.ValueType = ...,
+        chosen: _builtins.bool = ...,
+        phase: Global___ReplicaPhase.ValueType = ...,
+        held_blocks: _builtins.int = ...,
+        running_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "crowding_s", b"crowding_s", "dp_rank", b"dp_rank", "eligible", b"eligible", "eviction_s", b"eviction_s", "group_id", b"group_id", "matched_blocks", b"matched_blocks", "prefill_s", b"prefill_s", "prompt_blocks", b"prompt_blocks", "reason", b"reason", "total_s", b"total_s", "view", b"view", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "chosen", b"chosen", "crowding_s", b"crowding_s", "dp_rank", b"dp_rank", "eligible", b"eligible", "eviction_s", b"eviction_s", "group_id", b"group_id", "held_blocks", b"held_blocks", "matched_blocks", b"matched_blocks", "phase", b"phase", "prefill_s", b"prefill_s", "prompt_blocks", b"prompt_blocks", "reason", b"reason", "running_count", b"running_count", "total_s", b"total_s", "view", b"view", "wait_s", b"wait_s", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

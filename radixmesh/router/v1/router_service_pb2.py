@@ -26,35 +26,37 @@ from radixmesh.common.v1 import generation_pb2 as radixmesh_dot_common_dot_v1_do
 from radixmesh.common.v1 import sampling_pb2 as radixmesh_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(radixmesh/router/v1/router_service.proto\x12\x13radixmesh.router.v1\x1a$radixmesh/common/v1/generation.proto\x1a\"radixmesh/common/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xac\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12/\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1f.radixmesh.common.v1.ChatPromptH\x00\x12\x32\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1d.radixmesh.router.v1.TokenIdsH\x00\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.radixmesh.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x07 \x01(\x08\x12\x19\n\x0c\x63hoice_count\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x31\n\x07routing\x18\x0c \x01(\x0b\x32 .radixmesh.router.v1.RoutingHint\x12\x1b\n\x13keep_special_tokens\x18\r \x01(\x08\x42\x08\n\x06promptB\x0f\n\r_choice_count\"A\n\x0bRoutingHint\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x14\n\x07\x64p_rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_dp_rank\"w\n\x10GenerateResponse\x12+\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x1a.radixmesh.router.v1.DeltaH\x00\x12-\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1b.radixmesh.router.v1.FinishH\x00\x42\x07\n\x05\x65vent\"m\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.radixmesh.router.v1.TokenLogprob\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\xc7\x01\n\x06\x46inish\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.radixmesh.common.v1.FinishReason\x12\x14\n\x0cstop_matched\x18\x03 \x01(\t\x12)\n\x05usage\x18\x04 \x01(\x0b\x32\x1a.radixmesh.common.v1.Usage\x12\x32\n\x07receipt\x18\x05 \x01(\x0b\x32!.radixmesh.router.v1.RouteReceipt\"\x9d\x02\n\x0cRouteReceipt\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\r\x12\x18\n\x10predicted_blocks\x18\x04 \x01(\r\x12\x15\n\ractual_blocks\x18\x05 \x01(\r\x12\x15\n\rprompt_blocks\x18\x06 \x01(\r\x12\x18\n\x10predicted_wait_s\x18\x07 \x01(\x02\x12\x15\n\ractual_wait_s\x18\x08 \x01(\x02\x12\x0e\n\x06policy\x18\t \x01(\t\x12\x10\n\x08\x61ttempts\x18\n \x01(\r\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x15\n\rlast_group_id\x18\x0c \x01(\t\x12\x14\n\x0clast_dp_rank\x18\r \x01(\r\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.radixmesh.router.v1.Model\"^\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1b\n\x13ready_replica_count\x18\x04 \x01(\r2\xc9\x01\n\rRouterService\x12Y\n\x08Generate\x12$.radixmesh.router.v1.GenerateRequest\x1a%.radixmesh.router.v1.GenerateResponse0\x01\x12]\n\nListModels\x12&.radixmesh.router.v1.ListModelsRequest\x1a\'.radixmesh.router.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(radixmesh/router/v1/router_service.proto\x12\x13radixmesh.router.v1\x1a$radixmesh/common/v1/generation.proto\x1a\"radixmesh/common/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbd\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12/\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1f.radixmesh.common.v1.ChatPromptH\x00\x12\x32\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1d.radixmesh.router.v1.TokenIdsH\x00\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.radixmesh.common.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x07 \x01(\x08\x12\x19\n\x0c\x63hoice_count\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x31\n\x07routing\x18\x0c \x01(\x0b\x32 .radixmesh.router.v1.RoutingHint\x12\x1b\n\x13keep_special_tokens\x18\r \x01(\x08\x12\x0f\n\x07session\x18\x0e \x01(\tB\x08\n\x06promptB\x0f\n\r_choice_count\"A\n\x0bRoutingHint\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x14\n\x07\x64p_rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_dp_rank\"w\n\x10GenerateResponse\x12+\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x1a.radixmesh.router.v1.DeltaH\x00\x12-\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1b.radixmesh.router.v1.FinishH\x00\x42\x07\n\x05\x65vent\"m\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.radixmesh.router.v1.TokenLogprob\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\xc7\x01\n\x06\x46inish\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.radixmesh.common.v1.FinishReason\x12\x14\n\x0cstop_matched\x18\x03 \x01(\t\x12)\n\x05usage\x18\x04 \x01(\x0b\x32\x1a.radixmesh.common.v1.Usage\x12\x32\n\x07receipt\x18\x05 \x01(\x0b\x32!.radixmesh.router.v1.RouteReceipt\"\xd4\x03\n\x0cRouteReceipt\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\r\x12\x18\n\x10predicted_blocks\x18\x04 \x01(\r\x12\x15\n\ractual_blocks\x18\x05 \x01(\r\x12\x15\n\rprompt_blocks\x18\x06 \x01(\r\x12\x18\n\x10predicted_wait_s\x18\x07 \x01(\x02\x12\x15\n\ractual_wait_s\x18\x08 \x01(\x02\x12\x0e\n\x06policy\x18\t \x01(\t\x12\x10\n\x08\x61ttempts\x18\n \x01(\r\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x15\n\rlast_group_id\x18\x0c \x01(\t\x12\x14\n\x0clast_dp_rank\x18\r \x01(\r\x12\x17\n\x0fpossible_blocks\x18\x0e \x01(\r\x12\x13\n\x0bheld_blocks\x18\x0f \x01(\r\x12,\n\x04view\x18\x10 \x01(\x0e\x32\x1e.radixmesh.router.v1.ViewState\x12\x0f\n\x07price_s\x18\x11 \x01(\x02\x12\x11\n\tprefill_s\x18\x12 \x01(\x02\x12\r\n\x05\x61lpha\x18\x13 \x01(\x02\x12\x12\n\ncrowding_s\x18\x14 \x01(\x02\x12\x12\n\neviction_s\x18\x15 \x01(\x02\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.radixmesh.router.v1.Model\"^\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1b\n\x13ready_replica_count\x18\x04 \x01(\r*l\n\tViewState\x12\x1a\n\x16VIEW_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10VIEW_STATE_EXACT\x10\x01\x12\x17\n\x13VIEW_STATE_DEGRADED\x10\x02\x12\x14\n\x10VIEW_STATE_BLIND\x10\x03\x32\xc9\x01\n\rRouterService\x12Y\n\x08Generate\x12$.radixmesh.router.v1.GenerateRequest\x1a%.radixmesh.router.v1.GenerateResponse0\x01\x12]\n\nListModels\x12&.radixmesh.router.v1.ListModelsRequest\x1a\'.radixmesh.router.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixmesh.router.v1.router_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_VIEWSTATE']._serialized_start=1833
+  _globals['_VIEWSTATE']._serialized_end=1941
   _globals['_TOKENIDS']._serialized_start=139
   _globals['_TOKENIDS']._serialized_end=162
   _globals['_GENERATEREQUEST']._serialized_start=165
-  _globals['_GENERATEREQUEST']._serialized_end=593
-  _globals['_ROUTINGHINT']._serialized_start=595
-  _globals['_ROUTINGHINT']._serialized_end=660
-  _globals['_GENERATERESPONSE']._serialized_start=662
-  _globals['_GENERATERESPONSE']._serialized_end=781
-  _globals['_DELTA']._serialized_start=783
-  _globals['_DELTA']._serialized_end=892
-  _globals['_TOKENLOGPROB']._serialized_start=894
-  _globals['_TOKENLOGPROB']._serialized_end=958
-  _globals['_FINISH']._serialized_start=961
-  _globals['_FINISH']._serialized_end=1160
-  _globals['_ROUTERECEIPT']._serialized_start=1163
-  _globals['_ROUTERECEIPT']._serialized_end=1448
-  _globals['_LISTMODELSREQUEST']._serialized_start=1450
-  _globals['_LISTMODELSREQUEST']._serialized_end=1469
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1471
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1535
-  _globals['_MODEL']._serialized_start=1537
-  _globals['_MODEL']._serialized_end=1631
-  _globals['_ROUTERSERVICE']._serialized_start=1634
-  _globals['_ROUTERSERVICE']._serialized_end=1835
+  _globals['_GENERATEREQUEST']._serialized_end=610
+  _globals['_ROUTINGHINT']._serialized_start=612
+  _globals['_ROUTINGHINT']._serialized_end=677
+  _globals['_GENERATERESPONSE']._serialized_start=679
+  _globals['_GENERATERESPONSE']._serialized_end=798
+  _globals['_DELTA']._serialized_start=800
+  _globals['_DELTA']._serialized_end=909
+  _globals['_TOKENLOGPROB']._serialized_start=911
+  _globals['_TOKENLOGPROB']._serialized_end=975
+  _globals['_FINISH']._serialized_start=978
+  _globals['_FINISH']._serialized_end=1177
+  _globals['_ROUTERECEIPT']._serialized_start=1180
+  _globals['_ROUTERECEIPT']._serialized_end=1648
+  _globals['_LISTMODELSREQUEST']._serialized_start=1650
+  _globals['_LISTMODELSREQUEST']._serialized_end=1669
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1671
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1735
+  _globals['_MODEL']._serialized_start=1737
+  _globals['_MODEL']._serialized_end=1831
+  _globals['_ROUTERSERVICE']._serialized_start=1944
+  _globals['_ROUTERSERVICE']._serialized_end=2145
 # @@protoc_insertion_point(module_scope)

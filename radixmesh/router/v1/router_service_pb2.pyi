@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from radixmesh.common.v1 import generation_pb2 as _generation_pb2
 from radixmesh.common.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
@@ -19,6 +20,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ViewState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ViewStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ViewState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VIEW_STATE_UNSPECIFIED: _ViewState.ValueType  # 0
+    """Unknown."""
+    VIEW_STATE_EXACT: _ViewState.ValueType  # 1
+    """Proven equal to the replica's cache at the last digest."""
+    VIEW_STATE_DEGRADED: _ViewState.ValueType  # 2
+    """Predicted from this router's own routing until a new snapshot is complete."""
+    VIEW_STATE_BLIND: _ViewState.ValueType  # 3
+    """Load only."""
+
+class ViewState(_ViewState, metaclass=_ViewStateEnumTypeWrapper):
+    """ViewState says how far the router trusts its picture of a replica's cache."""
+
+VIEW_STATE_UNSPECIFIED: ViewState.ValueType  # 0
+"""Unknown."""
+VIEW_STATE_EXACT: ViewState.ValueType  # 1
+"""Proven equal to the replica's cache at the last digest."""
+VIEW_STATE_DEGRADED: ViewState.ValueType  # 2
+"""Predicted from this router's own routing until a new snapshot is complete."""
+VIEW_STATE_BLIND: ViewState.ValueType  # 3
+"""Load only."""
+Global___ViewState: _TypeAlias = ViewState  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -63,6 +92,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model: a name from ListModels; empty means the only one served."""
     text: _builtins.str
@@ -81,6 +111,10 @@ class GenerateRequest(_message.Message):
     """
     keep_special_tokens: _builtins.bool
     """keep_special_tokens: leave special ids in the text."""
+    session: _builtins.str
+    """session: what the client calls its conversation; the policy
+    `consistent_hash` keeps a session at one replica. Empty means none.
+    """
     @_builtins.property
     def chat(self) -> _generation_pb2.ChatPrompt:
         """chat: rendered by the model's chat template. At most 10000 messages."""
@@ -119,10 +153,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         routing: Global___RoutingHint | None = ...,
         keep_special_tokens: _builtins.bool = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choice_count", b"_choice_count", "chat", b"chat", "choice_count", b"choice_count", "prompt", b"prompt", "routing", b"routing", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choice_count", b"_choice_count", "cache_salt", b"cache_salt", "chat", b"chat", "choice_count", b"choice_count", "include_stop", b"include_stop", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "routing", b"routing", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choice_count", b"_choice_count", "cache_salt", b"cache_salt", "chat", b"chat", "choice_count", b"choice_count", "include_stop", b"include_stop", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "routing", b"routing", "sampling", b"sampling", "session", b"session", "stop", b"stop", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choice_count: _TypeAlias = _typing.Literal["choice_count"]  # noqa: Y015
     _WhichOneofArgType__choice_count: _TypeAlias = _typing.Literal["_choice_count", b"_choice_count"]  # noqa: Y015
@@ -328,6 +363,14 @@ class RouteReceipt(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     LAST_GROUP_ID_FIELD_NUMBER: _builtins.int
     LAST_DP_RANK_FIELD_NUMBER: _builtins.int
+    POSSIBLE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
+    PRICE_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    CROWDING_S_FIELD_NUMBER: _builtins.int
+    EVICTION_S_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id: the group of the first attempt."""
     dp_rank: _builtins.int
@@ -354,6 +397,28 @@ class RouteReceipt(_message.Message):
     """last_group_id: the group of the attempt that finished it."""
     last_dp_rank: _builtins.int
     """last_dp_rank: its replica."""
+    possible_blocks: _builtins.int
+    """possible_blocks: the most blocks of the prompt that any replica held or was
+    about to hold, as far as the router knew.
+    """
+    held_blocks: _builtins.int
+    """held_blocks: of predicted_blocks, those in the replica's cache; the others
+    were about to be there.
+    """
+    view: Global___ViewState.ValueType
+    """view: how far the picture of its cache was trusted."""
+    price_s: _builtins.float
+    """price_s: the price when it was chosen, in seconds: predicted_wait_s +
+    alpha * prefill_s + crowding_s + eviction_s.
+    """
+    prefill_s: _builtins.float
+    """prefill_s: to compute what is missing, before alpha."""
+    alpha: _builtins.float
+    """alpha: the weight of prefill_s at that load."""
+    crowding_s: _builtins.float
+    """crowding_s: what decoding next to the others costs."""
+    eviction_s: _builtins.float
+    """eviction_s: what the blocks that must go would cost to compute again."""
     def __init__(
         self,
         *,
@@ -370,10 +435,18 @@ class RouteReceipt(_message.Message):
         seed: _builtins.int = ...,
         last_group_id: _builtins.str = ...,
         last_dp_rank: _builtins.int = ...,
+        possible_blocks: _builtins.int = ...,
+        held_blocks: _builtins.int = ...,
+        view: Global___ViewState.ValueType = ...,
+        price_s: _builtins.float = ...,
+        prefill_s: _builtins.float = ...,
+        alpha: _builtins.float = ...,
+        crowding_s: _builtins.float = ...,
+        eviction_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_blocks", b"actual_blocks", "actual_wait_s", b"actual_wait_s", "attempts", b"attempts", "block_tokens", b"block_tokens", "dp_rank", b"dp_rank", "group_id", b"group_id", "last_dp_rank", b"last_dp_rank", "last_group_id", b"last_group_id", "policy", b"policy", "predicted_blocks", b"predicted_blocks", "predicted_wait_s", b"predicted_wait_s", "prompt_blocks", b"prompt_blocks", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_blocks", b"actual_blocks", "actual_wait_s", b"actual_wait_s", "alpha", b"alpha", "attempts", b"attempts", "block_tokens", b"block_tokens", "crowding_s", b"crowding_s", "dp_rank", b"dp_rank", "eviction_s", b"eviction_s", "group_id", b"group_id", "held_blocks", b"held_blocks", "last_dp_rank", b"last_dp_rank", "last_group_id", b"last_group_id", "policy", b"policy", "possible_blocks", b"possible_blocks", "predicted_blocks", b"predicted_blocks", "predicted_wait_s", b"predicted_wait_s", "prefill_s", b"prefill_s", "price_s", b"price_s", "prompt_blocks", b"prompt_blocks", "seed", b"seed", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

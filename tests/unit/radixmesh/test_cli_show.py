@@ -1,6 +1,7 @@
 """What people read: every column whole on a terminal of 80, whatever the numbers."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -73,11 +74,18 @@ def test_an_explanation_fits() -> None:
         eviction_s=0.01234,
         total_s=1234.5,
         view=View.DEGRADED,
+        chosen=True,
+        held_blocks=480,
     )
-    explanation = Explanation(prompt_token_count=8000, policy="price", candidates=(price,))
+    other = replace(price, dp_rank=4, chosen=False, held_blocks=500, reason="0.123 s dearer")
+    away = replace(other, dp_rank=5, eligible=False, reason="it failed 5 times in a row")
+    rows = (price, other, away)
+    explanation = Explanation(prompt_token_count=8000, policy="price", candidates=rows)
     lines = shown(explanation_table(explanation))
-    cells = ["worker-1/3", "degraded", "500/500", "123.5", "9.8765", "8.0", "0.0123", "0.0123"]
-    assert lines[4].split() == [*cells, "1234.5"]
+    joined = "".join("".join(line.split()) for line in lines)
+    cells = ["degraded", "480+20/500", "123.5", "9.8765", "8.0", "0.0123", "0.0123", "1234.5"]
+    assert all(cell in joined for cell in [*cells, "→", "500/500"])
+    assert lines[-1].strip() == "worker-1/5: it failed 5 times in a row"
     assert not any("…" in line for line in lines)
 
 

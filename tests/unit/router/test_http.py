@@ -185,6 +185,26 @@ async def test_a_receipt_comes_only_when_asked_for() -> None:
     assert "radixmesh" not in plain.json()
 
 
+@pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ({}, "in-body"),
+        ({"x-radixmesh-session": "ours"}, "ours"),
+        ({"x-smg-routing-key": "theirs"}, "theirs"),
+        ({"x-smg-routing-key": "theirs", "x-radixmesh-session": "ours"}, "ours"),
+    ],
+)
+async def test_a_session_is_named_by_a_header_or_by_openais_cache_key(
+    headers: dict[str, str], session: str
+) -> None:
+    pipeline = ScriptedPipeline(words("a"))
+    async with client(edge(pipeline)) as calls:
+        body = CHAT | {"prompt_cache_key": "in-body"}
+        answer = await calls.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200
+    assert [request.session for request in pipeline.requests] == [session]
+
+
 def _errors() -> Sequence[tuple[MeshError, int, str]]:
     return [
         (PromptTooLong("long", field="prompt"), 400, "invalid_request_error"),

@@ -97,7 +97,6 @@ def test_every_supported_parameter_reaches_the_request() -> None:
         ("reasoning_effort", "none", "high"),
         ("service_tier", "auto", "flex"),
         ("store", False, True),
-        ("prompt_cache_key", None, "k"),
         ("prompt_cache_retention", None, "24h"),
         ("verbosity", "medium", "low"),
         ("web_search_options", None, {}),
