@@ -76,6 +76,28 @@ class Listing(Protocol):
         """A replica has changed."""
 
 
+class Unlisted:
+    """Where replicas of a group are listed that has left the fleet: nowhere."""
+
+    def expect(self, group_id: str) -> None:
+        """Not here."""
+
+    def serve(self, group: "Group", info: GroupInfo) -> None:
+        """Not here."""
+
+    def retire(self, group_id: str) -> None:
+        """Not here."""
+
+    def enter(self, group: "Group", replica: Replica) -> None:
+        """Not here."""
+
+    def leave(self, replica: Replica) -> None:
+        """Not here."""
+
+    def touch(self, replica: Replica) -> None:
+        """Not here."""
+
+
 Connect = Callable[[str, GroupEvents], GroupLink]
 
 
@@ -182,12 +204,18 @@ class Group:
         for replica in self.replicas.values():
             replica.tick(now)
 
+    def depart(self) -> None:
+        """The group leaves the fleet, and is not looked at from now on; its link is to end."""
+        for replica in self.replicas.values():
+            self._listing.leave(replica)
+        self._listing.retire(self.group_id)
+        self._listing = Unlisted()
+
     def close(self) -> None:
         """The group has left the fleet; its link has ended."""
         for replica in self.replicas.values():
             self._close(replica)
         self.replicas.clear()
-        self._listing.retire(self.group_id)
 
     def _close(self, replica: Replica) -> None:
         self._listing.leave(replica)

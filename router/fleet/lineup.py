@@ -163,7 +163,7 @@ class Lineup:
 
         Raises:
             ModelNotServed: No group serves it.
-            NoReplicaReady: Some group has not said yet what it serves.
+            NoReplicaReady: There is no group, or one has not said yet what it serves.
         """
         if not name and len(self._models) == 1:
             [name] = self._models
@@ -172,6 +172,8 @@ class Lineup:
             return model
         if self._silent:
             raise NoReplicaReady("some worker groups have not answered yet")
+        if not self._models:
+            raise NoReplicaReady("this router has no worker group")
         raise ModelNotServed(f"no worker group serves {name!r}")
 
     def _quit(self, group_id: str) -> None:

@@ -143,6 +143,7 @@ class Roster:
         self._leaving.pop(group_id, None)
         group.on_instance = _nobody_cares
         self._instances.met(group, "")
+        group.depart()
         run = self._runs.pop(group_id, None)
         if run is None:
             group.close()

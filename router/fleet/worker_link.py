@@ -29,7 +29,7 @@ _STATES = frozenset(int(state) for state in Reported)
 class GroupEvents(Protocol):
     """Who is told what a group says of itself and its replicas."""
 
-    def on_up(self, instance_id: str, *, is_new: bool) -> None:
+    def on_up(self, instance_id: str = "", *, is_new: bool) -> None:
         """The link is up to this process; `is_new`: another one than before."""
 
     def on_info(self, info: GroupInfo) -> None:

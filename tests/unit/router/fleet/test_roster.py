@@ -1,11 +1,14 @@
 """Who is in the fleet: drained, handed over, removed, undrained, and met at two addresses."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
-from radixmesh.errors import Draining, GroupExists, GroupNotFound, NoReplicaReady
+from radixmesh.errors import Draining, GroupExists, GroupNotFound, ModelNotServed, NoReplicaReady
 from router.fleet.views import Phase
 from tests.fakes.fleet import Output, ask, spec
-from tests.fakes.group_link import FakeFleet
+from tests.fakes.group_link import INFO, FakeFleet, FakeGroupLink
 
 PROMPT = list(range(100, 134))
 
@@ -102,7 +105,7 @@ def test_what_outlasts_the_drain_is_handed_over_and_the_group_stays() -> None:
 def test_a_group_that_is_to_leave_goes_when_its_last_output_ends() -> None:
     fake = FakeFleet("a", "b")
     up(fake, a="1")
-    _, output = send(fake)
+    send(fake)
     fake.fleet.drain_group("a", remove=True)
     fake.fleet.tick()
     assert fake.fleet.groups.find("a")
@@ -171,3 +174,60 @@ def test_a_duplicate_that_becomes_another_process_gets_work_of_its_own() -> None
     fake.links["b"].events.on_down(Draining("restarts"))
     up(fake, b="other")
     assert {send(fake, number)[0] for number in range(40)} == {"a", "b"}
+
+
+async def test_a_group_of_the_same_name_is_not_hurt_by_the_end_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run(self: FakeGroupLink) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FakeGroupLink, "run", run)
+    fake = FakeFleet("a")
+    async with asyncio.TaskGroup() as tasks:
+        fake.fleet.groups.start(tasks)
+        up(fake, a="1")
+        fake.fleet.remove_group("a")
+        fake.fleet.add_group("a:1", "a")
+        up(fake, a="2")
+        for _ in range(5):
+            await asyncio.sleep(0)  # the old link ends meanwhile
+        assert send(fake)[0] == "a"
+        assert [model.ready_replicas for model in fake.fleet.models()] == [1]
+        fake.fleet.remove_group("a")
+
+
+def test_a_model_is_known_while_a_group_of_it_is_away_and_unknown_when_the_last_one_left() -> None:
+    fake = FakeFleet("a", "b")
+    up(fake, a="1")
+    fake.links["b"].up(info=replace(INFO, model="other"))
+    fake.links["a"].events.on_down(Draining("away"))
+    with pytest.raises(NoReplicaReady) as away:
+        fake.fleet.place(ask(PROMPT))
+    assert away.value.retry_after_s
+    fake.fleet.remove_group("a")
+    with pytest.raises(ModelNotServed):
+        fake.fleet.place(ask(PROMPT))
+    with pytest.raises(ModelNotServed):
+        fake.fleet.limits("tiny")
+    assert [model.name for model in fake.fleet.models()] == ["other"]
+
+
+def test_without_any_group_nobody_is_ready() -> None:
+    fake = FakeFleet("a")
+    up(fake, a="1")
+    fake.fleet.remove_group("a")
+    with pytest.raises(NoReplicaReady) as nobody:
+        fake.fleet.limits("tiny")
+    assert nobody.value.retry_after_s
+
+
+def test_models_have_trees_of_their_own() -> None:
+    fake = FakeFleet("a", "b")
+    up(fake, a="1")
+    fake.links["b"].up(info=replace(INFO, model="other"))
+    send(fake)
+    for model, group in (("tiny", "a"), ("other", "b")):
+        [quote] = fake.fleet.explain(ask(PROMPT, model=model))
+        assert quote.group_id == group
+        assert quote.matched_blocks == (8 if model == "tiny" else 0)
