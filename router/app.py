@@ -19,12 +19,14 @@ from radixmesh.errors import Draining
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
-from router.edge.admission import Admission, ApiKey
+from router.edge.admission import Admission, ApiKey, TokenLimits
 from router.edge.fleet import SERVICE_NAME as FLEET_SERVICE
 from router.edge.fleet import FleetService
 from router.edge.grpc import SERVICE_NAME as ROUTER_SERVICE
 from router.edge.grpc import RouterService
 from router.edge.metered import Metered
+from router.edge.permit import Told
+from router.edge.tenants import Rate, Tenants
 from router.fleet.feed import Index
 from router.fleet.group import GroupAddress
 from router.fleet.meters import Meters
@@ -34,7 +36,7 @@ from router.gauges import Links, watch
 from router.pipeline import Pace, Pipeline
 from router.policy.policies import POLICIES
 from router.ports import Texts
-from router.settings import RouterSettings
+from router.settings import RouterSettings, TenantLimits
 from router.text.detokenizers import DetokenizerInstance, Detokenizers
 from router.text.pool import Pool
 from router.text.tokenizers import TokenizerInstance, Tokenizers
@@ -117,12 +119,7 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     )
     for address in settings.detokenizers:
         detokenizers.add(DetokenizerInstance(address, identity=identity, limits=limits, rng=rng))
-    admission = Admission(
-        max_concurrent=settings.max_concurrent,
-        max_queued=settings.max_queued,
-        queue_timeout_s=settings.queue_timeout_s,
-        on_admitted=metrics.queue_seconds.observe,
-    )
+    admission = _admission(settings, metrics)
     pipeline = Pipeline(
         fleet,
         texts=Texts(
@@ -146,6 +143,41 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         detokenizers=detokenizers,
         admission=admission,
         pipeline=pipeline,
+    )
+
+
+def _admission(settings: RouterSettings, metrics: RouterMetrics) -> Admission:
+    def refused(reason: str, cause: str) -> None:
+        metrics.refusals.labels(reason, cause).inc()
+
+    return Admission(
+        max_concurrent=settings.max_concurrent,
+        max_queued=settings.max_queued,
+        queue_timeout_s=settings.queue_timeout_s,
+        tokens=TokenLimits(
+            max_concurrent=settings.max_concurrent_tokens, max_queued=settings.max_queued_tokens
+        ),
+        tenants=_tenants(settings),
+        told=Told(admitted=metrics.queue_seconds.observe, refused=refused),
+    )
+
+
+def _tenants(settings: RouterSettings) -> Tenants:
+    default = Rate(
+        tokens=settings.tenant_tokens_per_minute, requests=settings.tenant_requests_per_minute
+    )
+
+    def rate(own: TenantLimits) -> Rate:
+        tokens, requests = own.tokens_per_minute, own.requests_per_minute
+        return Rate(
+            tokens=default.tokens if tokens is None else tokens,
+            requests=default.requests if requests is None else requests,
+        )
+
+    return Tenants(
+        default=default,
+        own={name: rate(own) for name, own in settings.tenant_limits.items()},
+        remembered=settings.max_tenants,
     )
 
 

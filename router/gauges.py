@@ -10,6 +10,7 @@ from typing import Protocol
 
 from radixmesh.telemetry.metrics import RouterMetrics
 from router.edge.admission import Admission
+from router.edge.places import BANDS
 from router.fleet.registry import Fleet
 from router.fleet.views import Phase
 from router.policy.choice import View
@@ -39,7 +40,11 @@ def watch(
 ) -> None:
     """Read the gauges from these whenever they are scraped; `links` by service."""
     metrics.in_flight.set_function(lambda: admission.running)
-    metrics.queued.set_function(lambda: admission.queued)
+    for band in BANDS:
+        metrics.queued.labels(band).set_function(partial(_queued, admission, band))
+    metrics.held_tokens.set_function(lambda: admission.tokens)
+    metrics.queued_tokens.set_function(lambda: admission.queued_tokens)
+    metrics.tenants.set_function(lambda: admission.tenants)
     metrics.tree_blocks.set_function(lambda: len(fleet.tree))
     for phase in Phase:
         for view in View:
@@ -47,6 +52,10 @@ def watch(
             gauge.set_function(partial(fleet.count, phase, view))
     for service, those in links.items():
         _watch_links(metrics, service, those)
+
+
+def _queued(admission: Admission, band: str) -> int:
+    return admission.queued_by_band[band]
 
 
 def _watch_links(metrics: RouterMetrics, service: str, links: Links) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_settings import NoDecode
 
 from radixmesh.settings import ServiceSettings, SettingsConfigDict
@@ -21,6 +21,15 @@ def _split(given: object) -> object:
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+
+
+class TenantLimits(BaseModel):
+    """One tenant's limits; what is not given is as for all tenants, 0 means no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens_per_minute: int | None = Field(None, ge=0)
+    requests_per_minute: int | None = Field(None, ge=0)
 
 
 class RouterSettings(ServiceSettings):
@@ -63,8 +72,20 @@ class RouterSettings(ServiceSettings):
     """Requests at once; 0 means no limit."""
     max_queued: int = Field(1024, ge=0)
     """Requests that may wait for one of --max-concurrent; more are refused with QUEUE_FULL."""
+    max_concurrent_tokens: int = Field(0, ge=0)
+    """Tokens of all running requests, prompts and the most they may generate; 0: no limit."""
+    max_queued_tokens: int = Field(0, ge=0)
+    """Tokens of requests that wait for --max-concurrent-tokens; 0 means no limit."""
     queue_timeout_s: float = Field(30.0, gt=0)
     """A request that waited so long is refused with QUEUE_FULL."""
+    tenant_tokens_per_minute: int = Field(0, ge=0)
+    """What each tenant may use, prompts and output; 0 means no limit. RATE_LIMITED beyond it."""
+    tenant_requests_per_minute: int = Field(0, ge=0)
+    """Requests that each tenant may make; 0 means no limit. RATE_LIMITED beyond it."""
+    tenant_limits: dict[str, TenantLimits] = Field(default_factory=dict)
+    """Tenants with limits of their own, as JSON: {"NAME": {"tokens_per_minute": N}}."""
+    max_tenants: int = Field(10_000, ge=1)
+    """Tenants without limits of their own that are remembered; further ones share a limit."""
 
     default_max_tokens: int = Field(512, ge=1)
     """Output limit of requests that give none."""

@@ -1,16 +1,25 @@
-"""Who may come in and how long: the API key, how many requests run and wait at once.
+"""Who may come in and how long: the API key, requests and tokens at once, tenants' rates.
 
-Knows counts and keys; nothing of what a request asks for. One event loop.
+In two steps, because what a request costs is known only when its prompt is ids: on
+arrival the tenant's requests a minute and a place for the request, then, with the
+prompt tokenized, the tenant's tokens a minute and places for its tokens. Who waits for
+tokens holds a place for a request and nothing that those with tokens need: nobody waits
+in a circle.
+
+Knows counts, classes, tenants and keys; nothing of what a request says. One event loop.
 """
 
 import asyncio
 import hmac
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
-from radixmesh.errors import BadApiKey, DeadlineExceeded, QueueFull
+from radixmesh.errors import BadApiKey
+from router.edge.permit import Permit, Told
+from router.edge.places import BANDS, Places
+from router.edge.tenants import Tenants
 
 # A client that reads nothing is let go so long after its request's deadline.
 LINGER_S: Final = 5.0
@@ -37,16 +46,33 @@ class ApiKey:
             raise BadApiKey("the API key is missing or wrong")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLimits:
+    """Bounds in tokens: what requests may use at most, prompt and outputs together.
+
+    Attributes:
+        max_concurrent: Of all running requests; 0 means no limit. A request that is
+            larger runs when no other one does.
+        max_queued: Of those who wait for tokens; 0 means no limit.
+    """
+
+    max_concurrent: int = 0
+    max_queued: int = 0
+
+
 class Admission:
-    """Permits for requests, and a bounded queue, first in first out, for those who wait.
+    """Permits for requests, and bounded lines for those who wait.
 
     A permit is held until its request's stream has ended in any way.
 
     Args:
-        max_concurrent: Permits; 0 means no limit.
-        max_queued: Requests that may wait for a permit.
-        queue_timeout_s: Seconds that a request may wait.
-        on_admitted: Told how many seconds each admitted request waited.
+        max_concurrent: Requests at once; 0 means no limit.
+        max_queued: Requests that may wait for their place; without a limit of requests,
+            for their tokens.
+        queue_timeout_s: Seconds that a request may wait, for both together.
+        tokens: The same in tokens.
+        tenants: Their rates; None: no limits.
+        told: Who is told how long requests waited, and of refusals.
     """
 
     def __init__(
@@ -55,90 +81,84 @@ class Admission:
         max_concurrent: int,
         max_queued: int,
         queue_timeout_s: float,
-        on_admitted: Callable[[float], None] = lambda _: None,
+        tokens: TokenLimits | None = None,
+        tenants: Tenants | None = None,
+        told: Told | None = None,
     ) -> None:
-        self._max_concurrent = max_concurrent
-        self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s
-        self._on_admitted = on_admitted
-        self._running = 0
-        self._queued = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._tenants = Tenants() if tenants is None else tenants
+        self._told = told or Told()
+        tokens = tokens or TokenLimits()
+        self._requests = Places("places for requests", max_concurrent, max_waiting=max_queued)
+        self._tokens = Places(
+            "tokens",
+            tokens.max_concurrent,
+            # A limit of requests bounds those who wait with a place in hand, too.
+            max_waiting=None if max_concurrent else max_queued,
+            max_waiting_units=tokens.max_queued,
+        )
 
     def __repr__(self) -> str:
-        return f"<Admission {self._running}/{self._max_concurrent} running, {self.queued} queued>"
+        return f"<Admission {self._requests!r}, {self._tokens!r}>"
 
     @property
     def running(self) -> int:
-        """Permits that are held."""
-        return self._running
+        """Requests that have been let in and have not ended."""
+        return self._requests.held - self._tokens.waiting
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a permit."""
-        return self._queued
+        """Requests that wait, for a place or for tokens."""
+        return self._requests.waiting + self._tokens.waiting
+
+    @property
+    def queued_by_band(self) -> Mapping[str, int]:
+        """The same by class: high is above 0, normal is 0, low below."""
+        requests, tokens = self._requests.bands, self._tokens.bands
+        return {band: requests[band] + tokens[band] for band in BANDS}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that running requests hold."""
+        return self._tokens.held
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that are waited for."""
+        return self._tokens.waiting_units
+
+    @property
+    def tenants(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._tenants)
 
     @asynccontextmanager
-    async def admit(self, timeout_s: float) -> AsyncGenerator[None]:
+    async def admit(
+        self, timeout_s: float, *, priority: int = 0, tenant: str = ""
+    ) -> AsyncGenerator[Permit]:
         """Hold a permit for the time of the context.
 
         Args:
             timeout_s: Seconds until the request's deadline.
+            priority: Class; higher ones go first.
+            tenant: Whose rate counts.
 
         Raises:
-            QueueFull: The queue is full, or the wait in it was too long.
+            QueueFull: The line is full, or the wait in it was too long.
+            RateLimited: The tenant has used up its requests or tokens.
             DeadlineExceeded: The deadline came first.
         """
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
-        await self._enter(timeout_s)
+        account = self._tenants.account(tenant, asyncio.get_running_loop().time())
+        permit = Permit(
+            self._requests,
+            self._tokens,
+            account,
+            priority=priority,
+            queue_timeout_s=self._queue_timeout_s,
+            told=self._told,
+        )
+        await permit.enter(timeout_s)
         try:
-            self._on_admitted(loop.time() - arrived)
-            yield
+            yield permit
         finally:
-            self._leave()
-
-    async def _enter(self, timeout_s: float) -> None:
-        if self._max_concurrent <= 0 or (self._running < self._max_concurrent and not self.queued):
-            self._running += 1
-            return
-        if self.queued >= self._max_queued:
-            raise QueueFull(
-                "too many requests run and wait",
-                limit=self._max_concurrent,
-                queued=self.queued,
-            )
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        self._queued += 1
-        try:
-            async with asyncio.timeout(min(timeout_s, self._queue_timeout_s)):
-                await waiter
-        except BaseException as error:
-            self._give_up(waiter)
-            if not isinstance(error, TimeoutError):
-                raise
-            if timeout_s < self._queue_timeout_s:
-                raise DeadlineExceeded("the deadline passed in the queue") from None
-            raise QueueFull(
-                "the wait for a free place was too long", limit=self._max_concurrent
-            ) from None
-
-    def _give_up(self, waiter: asyncio.Future[None]) -> None:
-        granted = waiter.done() and not waiter.cancelled()
-        if granted:
-            # The permit came in the same moment as the cancel or time-out: hand it on.
-            self._leave()
-        elif waiter in self._waiting:
-            self._waiting.remove(waiter)
-            self._queued -= 1
-
-    def _leave(self) -> None:
-        # A permit that goes to a waiter stays counted as running.
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            self._queued -= 1
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._running -= 1
+            permit.leave()

@@ -5,6 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from radixmesh.errors import RateLimited
 from radixmesh.telemetry.metrics import RouterMetrics, TextMetrics, WorkerMetrics
 from router.tree.meta_tree import BYTES_PER_KEY
 from tests.fakes.pages import Page, declared, page
@@ -18,6 +21,7 @@ PROMPT = "Once upon a time there was a small model that lived in a cache."
 INDEX_BYTES = 1 << 20
 # What the mesh looks like while nothing runs.
 AT_REST = {
+    "radixmesh_router_tenants_count",
     "radixmesh_router_links_up_count",
     "radixmesh_router_replicas_count",
     "radixmesh_router_tree_blocks_count",
@@ -33,14 +37,16 @@ GROUP_AT_REST = {
 
 
 async def run_into_trouble(mesh: RouterMesh) -> None:
-    """Cut every link in the middle of a stream, lose a cache event, overfill the index."""
+    """Refuse a tenant, cut every link in a stream, lose a cache event, overfill the index."""
 
     def cut(got: Got) -> None:
         if len(got.ids.get(0, ())) == 8:
             for proxy in (*mesh.worker_proxies, *mesh.tokenizers, *mesh.detokenizers):
                 proxy.cut()
 
-    await mesh.generate(PROMPT, 16)
+    await mesh.generate(PROMPT, 16, tenant="poor")
+    with pytest.raises(RateLimited):
+        await mesh.generate(PROMPT, 16, tenant="poor")
     got = await mesh.generate(PROMPT, 16, watch=cut)
     assert got.text == mesh.text.output(PROMPT, 16)
     [worker] = mesh.workers
@@ -73,7 +79,11 @@ async def settled(port: int, held: set[str]) -> Page:
 
 async def test_every_metric_of_router_and_text_services_moves(model_dir: Path) -> None:
     ports = [free_port(), free_port()]
-    async with run_mesh(model_dir, workers=1, text_metrics=ports, index_bytes=INDEX_BYTES) as mesh:
+    flags: dict[str, Any] = {
+        "index_bytes": INDEX_BYTES,
+        "tenant_limits": {"poor": {"requests_per_minute": 1}},
+    }
+    async with run_mesh(model_dir, workers=1, text_metrics=ports, **flags) as mesh:
         await run_into_trouble(mesh)
         await mesh.until_nothing_is_held()
         router = await settled(mesh.ports.http, AT_REST)

@@ -7,6 +7,7 @@ import pytest
 
 from radixmesh.errors import BadApiKey, DeadlineExceeded, QueueFull
 from router.edge.admission import Admission, ApiKey
+from router.edge.permit import Told
 
 
 def admission(permits: int = 1, queued: int = 8, wait_s: float = 5.0) -> Admission:
@@ -54,6 +55,7 @@ async def test_a_full_queue_is_refused_with_a_retry_hint() -> None:
     with pytest.raises(QueueFull) as refusal:
         await streams[2].task
     assert refusal.value.retry_after_s
+    assert refusal.value.metadata["cause"] == "requests"
     for stream in streams[:2]:
         stream.end.set()
         await stream.task
@@ -140,7 +142,9 @@ async def test_a_storm_of_ends_errors_and_cancels_returns_every_permit_once(seed
 
 async def test_waiting_times_are_told() -> None:
     waits: list[float] = []
-    where = Admission(max_concurrent=1, max_queued=1, queue_timeout_s=1, on_admitted=waits.append)
+    where = Admission(
+        max_concurrent=1, max_queued=1, queue_timeout_s=1, told=Told(admitted=waits.append)
+    )
     async with where.admit(1.0):
         pass
     assert len(waits) == 1

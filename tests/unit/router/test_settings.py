@@ -62,3 +62,22 @@ def test_help_leaves_out_defaults_that_say_nothing(capsys: pytest.CaptureFixture
     assert "(default: None)" not in shown
     assert "(default: )" not in shown
     assert "(default: price)" in shown
+
+
+def test_tenants_limits_are_json_or_a_mapping_in_the_file(tmp_path: Path) -> None:
+    given = read('--tenant-limits={"acme": {"tokens_per_minute": 7}, "b": {}}')
+    assert given.tenant_limits["acme"].tokens_per_minute == 7
+    assert given.tenant_limits["b"].requests_per_minute is None
+    file = tmp_path / "router.yaml"
+    file.write_text("tenant_limits:\n  acme: {requests_per_minute: 0}\n")
+    assert read("--config", str(file)).tenant_limits["acme"].requests_per_minute == 0
+
+
+@pytest.mark.parametrize("given", ['{"a": {"tokens": 1}}', '{"a": {"tokens_per_minute": -1}}'])
+def test_a_tenant_limit_that_is_none_is_refused(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(f"--tenant-limits={given}")
+    assert ended.value.code == 2
+    assert "--tenant-limits.a.tokens" in capsys.readouterr().err

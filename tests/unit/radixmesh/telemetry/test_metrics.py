@@ -16,7 +16,8 @@ from radixmesh.telemetry.metrics import (
 
 UNITS = ("seconds", "bytes", "tokens", "blocks", "count", "second")
 LABELS = {"edge", "outcome", "service", "reason", "phase", "view", "policy", "kind", "cause"} | {
-    "dp_rank"
+    "dp_rank",
+    "priority",
 }
 
 
