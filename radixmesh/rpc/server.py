@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 Register = Callable[[grpc.aio.Server], None]
 
+_MAX_PENDING_CALLS: Final = 32_768
 _OPTIONS: Final = (
     # On by default, and then a second server on the port silently takes half the calls.
     ("grpc.so_reuseport", 0),
@@ -27,6 +28,10 @@ _OPTIONS: Final = (
     # Clients may ping during long silent prefills without being sent away.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # Of calls that wait to be picked up gRPC cancels some, at random and without a reason,
+    # from 1 000 on. A burst is for admission to judge; this only bounds memory.
+    ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
