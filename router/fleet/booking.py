@@ -7,6 +7,7 @@ last entry, the loss of its replica, or the lease of a booking never sent.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from router.fleet.breaker import Outcome, outcome_of
 from router.fleet.views import CandidatePrice
 from router.fleet.workload import Charge
 from router.tree.inflight import Marks
@@ -20,6 +21,10 @@ class Booking:
         price: What was expected when it was chosen.
         possible_blocks: The most that any replica held or was about to hold of the prompt.
         policy: What chose.
+        on_outcome: Told what becomes of the request: what it says of the replica.
+        silent_s: Says for how many seconds, since it was booked, nothing has shown that the
+            replica works.
+        answered: Whether it has brought ids.
         released: Whether it counts no more.
     """
 
@@ -34,7 +39,10 @@ class Booking:
     marks: Marks
     on_release: Callable[["Booking"], None]
     on_cached: Callable[[int], None]
+    on_outcome: Callable[[Outcome], None] = lambda _: None
+    silent_s: Callable[[], float] = lambda: 0.0
     open_entries: int = 0
+    answered: bool = False
     released: bool = False
 
     @property
@@ -52,12 +60,18 @@ class Booking:
         """Blocks of the prompt that the router expects to be found."""
         return self.price.matched_blocks
 
+    @property
+    def predicted_first_s(self) -> float:
+        """Seconds until the first id, as predicted: the wait and the prefill."""
+        return self.price.wait_s + self.price.prefill_s
+
     def release(self) -> None:
-        """Take load and marks back. Idempotent."""
+        """Take load and marks back; what becomes of the request says nothing more. Idempotent."""
         if self.released:
             return
         self.released = True
         self.marks.release()
+        self.on_outcome(Outcome.NOTHING)
         self.on_release(self)
 
     def entry_opened(self, entry_id: int) -> None:
@@ -69,6 +83,20 @@ class Booking:
         """The prefill of one of its entries began; so many prompt ids were reused."""
         self.charge.started = True
         self.on_cached(cached_tokens)
+
+    def began(self) -> None:
+        """One of its entries brought ids. Idempotent."""
+        if not self.answered:
+            self.answered = True
+            self.on_outcome(Outcome.BEGAN)
+
+    def finished(self) -> None:
+        """One of its entries ended well."""
+        self.on_outcome(Outcome.FINISHED)
+
+    def failed(self, reason: str) -> None:
+        """One of its entries ended by an error, known by its reason."""
+        self.on_outcome(outcome_of(reason))
 
     def entry_closed(self) -> None:
         """One of its entries ended; with the last one the booking does."""

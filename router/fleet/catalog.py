@@ -41,14 +41,14 @@ def count(groups: Iterable[Group], phase: Phase, view: View, now: float) -> int:
 def replica_view(group: Group, dp_rank: int, now: float) -> ReplicaView:
     """Return the row of one replica."""
     replica, info = group.replicas[dp_rank], group.info
-    load, phase = replica.workload.at(now), replica.phase(now)
+    load = replica.workload.at(now)
     return ReplicaView(
         group_id=group.group_id,
         address=group.address,
         dp_rank=dp_rank,
         model=info.model if info else "",
         incarnation=replica.incarnation,
-        phase=phase,
+        phase=replica.phase(now),
         view=replica.feed.view,
         running=load.running,
         waiting=load.waiting,
@@ -62,7 +62,7 @@ def replica_view(group: Group, dp_rank: int, now: float) -> ReplicaView:
         cached_tokens=replica.counters.cached_tokens,
         prefill_rate=load.prefill_rate,
         topology=info.topology if info else "",
-        reason=group.withheld or ("" if phase is Phase.READY else phase.name.lower()),
+        reason=replica.unfit(now),
     )
 
 

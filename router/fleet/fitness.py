@@ -6,9 +6,11 @@ is a new `Fitness`.
 """
 
 import enum
+from collections.abc import Callable
+from weakref import WeakValueDictionary
 
-from router.fleet.breaker import Breaker, BreakerLimits, Outcome, Permit
-from router.fleet.outliers import Outliers, Seat, Trial
+from router.fleet.breaker import Breaker, BreakerLimits, Outcome
+from router.fleet.outliers import OutlierLimits, Outliers, Seat
 
 
 class Stance(enum.Enum):
@@ -25,37 +27,52 @@ class Stay:
     """One request at a replica: tell it what became of it. What follows its end is ignored.
 
     Args:
+        fitness: Of the replica, in the life that the request was sent to.
         predicted_s: Until its first ids.
-        began_at: When it was sent.
+        now: When it was sent.
     """
 
-    __slots__ = ("_began_at", "_permit", "_trial", "predicted_s")
+    __slots__ = ("_began_at", "_fitness", "_permit", "_trial", "predicted_s")
 
-    def __init__(
-        self, permit: Permit, trial: Trial, *, predicted_s: float, began_at: float
-    ) -> None:
+    def __init__(self, fitness: "Fitness", *, predicted_s: float, now: float) -> None:
         self.predicted_s = predicted_s
-        self._permit = permit
-        self._trial = trial
-        self._began_at = began_at
+        self._fitness = fitness
+        self._permit = fitness.breaker.on_sent(now)
+        self._trial = fitness.seat.on_sent(now)
+        self._began_at = now
 
-    def note(self, outcome: Outcome, now: float) -> None:
-        """Something became of it."""
+    def note(self, outcome: Outcome, now: float) -> bool:
+        """Something became of it; return whether the replica stands otherwise than before."""
+        before = self._fitness.stance(now)
         self._permit.note(outcome, now)
         if outcome is Outcome.BEGAN:
-            self._trial.answered(self.predicted_s, now - self._began_at, now)
+            self._trial.answered(max(0.0, self.predicted_s), now - self._began_at, now)
         elif outcome is Outcome.FAILED:
             self._trial.failed(now)
         else:
             self._trial.free()
+        return self._fitness.turned(before, now)
 
 
 class Fitness:
-    """Of one replica in one life."""
+    """Of one replica in one life.
 
-    def __init__(self, limits: BreakerLimits, outliers: Outliers) -> None:
+    Args:
+        limits: Of its breaker.
+        outliers: Of its model; they live as long as one of the replicas does.
+        on_turn: Told how it stands after each change of that.
+    """
+
+    def __init__(
+        self,
+        limits: BreakerLimits,
+        outliers: Outliers,
+        on_turn: Callable[[Stance], None] = lambda _: None,
+    ) -> None:
         self.breaker = Breaker(limits)
         self.seat: Seat = outliers.join()
+        self._outliers = outliers
+        self._on_turn = on_turn
 
     def __repr__(self) -> str:
         return f"<Fitness {self.breaker!r} {self.seat!r}>"
@@ -83,6 +100,13 @@ class Fitness:
             return Stance.RETRIED if not self.seat.gate.opens_in(now) else Stance.EJECTED
         return Stance.FIT
 
+    def turned(self, before: Stance, now: float) -> bool:
+        """Tell how it stands if that has changed; return whether it has."""
+        after = self.stance(now)
+        if after is not before:
+            self._on_turn(after)
+        return after is not before
+
     def suffered_at(self) -> float:
         """When it last failed; who never did comes first when none is fit."""
         failed_at = self.breaker.failed_at
@@ -90,9 +114,37 @@ class Fitness:
 
     def on_sent(self, *, predicted_s: float, now: float) -> Stay:
         """A request is sent, whatever `allows` says."""
-        permit, trial = self.breaker.on_sent(now), self.seat.on_sent(now)
-        return Stay(permit, trial, predicted_s=predicted_s, began_at=now)
+        return Stay(self, predicted_s=predicted_s, now=now)
 
     def leave(self) -> None:
         """The life has ended."""
         self.seat.leave()
+
+
+class Judges:
+    """Makes the fitness of replicas, and keeps apart those of different models.
+
+    Args:
+        breaker: When a replica fails too often.
+        outliers: When one is too late; a ratio of 0 means never.
+        on_turn: Told how a replica stands after each change of that.
+    """
+
+    def __init__(
+        self,
+        breaker: BreakerLimits | None = None,
+        outliers: OutlierLimits | None = None,
+        *,
+        on_turn: Callable[[Stance], None] = lambda _: None,
+    ) -> None:
+        self._on_turn = on_turn
+        self._breaker = breaker or BreakerLimits()
+        self._limits = outliers or OutlierLimits()
+        self._models: WeakValueDictionary[str, Outliers] = WeakValueDictionary()
+
+    def fitness(self, model: str) -> Fitness:
+        """Return that of a replica whose life begins."""
+        outliers = self._models.get(model)
+        if outliers is None:
+            outliers = self._models[model] = Outliers(self._limits)
+        return Fitness(self._breaker, outliers, self._on_turn)

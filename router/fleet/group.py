@@ -14,6 +14,7 @@ from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
 from router.fleet.changes import Change, Chunk, Digest
 from router.fleet.feed import Index
+from router.fleet.fitness import Fitness, Judges
 from router.fleet.replica import SNAPSHOT_GRACE_S, Replica, Reported
 from router.fleet.wire import GroupInfo
 from router.fleet.worker_link import Entry, GroupEvents, Ticket
@@ -75,6 +76,10 @@ class Listing(Protocol):
     def touch(self, replica: Replica) -> None:
         """A replica has changed."""
 
+    def judge(self, group: "Group") -> Fitness:
+        """A life of one of its replicas begins: return what will be held against it."""
+        ...
+
 
 class Unlisted:
     """Where replicas of a group are listed that has left the fleet: nowhere."""
@@ -96,6 +101,10 @@ class Unlisted:
 
     def touch(self, replica: Replica) -> None:
         """Not here."""
+
+    def judge(self, group: "Group") -> Fitness:  # noqa: ARG002
+        """Nothing is held against who gets no requests."""
+        return Judges().fitness("")
 
 
 Connect = Callable[[str, GroupEvents], GroupLink]
@@ -254,6 +263,7 @@ class Group:
             index=self._index,
             ask=lambda: self.link.resnapshot(dp_rank),
             touch=self._listing.touch,
+            judge=lambda: self._listing.judge(self),
         )
         replica.withhold(self.withheld)
         replica.workload.kv_blocks = self.info.kv_blocks if self.info else 0
@@ -306,6 +316,12 @@ class Group:
             self.prefill_rate = rate
             for sibling in self.replicas.values():
                 self._listing.touch(sibling)
+
+    def on_step(self, dp_rank: int, incarnation: int) -> None:
+        """A replica has made a step."""
+        replica = self._current(dp_rank, incarnation)
+        if replica:
+            replica.on_step(self._clock())
 
     def on_frame_end(self) -> None:
         """Everything of one frame was told."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from radixmesh.errors import ModelNotServed, NoReplicaReady
 from router.fleet.ask import ModelInfo
+from router.fleet.fitness import Fitness, Judges
 from router.fleet.group import Group
 from router.fleet.replica import Replica
 from router.fleet.wire import GroupInfo
@@ -80,10 +81,14 @@ class Lineup:
 
     Args:
         stand: Says how a replica stands at an instant.
+        judges: Say whether what became of its requests speaks against it.
     """
 
-    def __init__(self, stand: Callable[[Group, Replica, float], Standing]) -> None:
+    def __init__(
+        self, stand: Callable[[Group, Replica, float], Standing], judges: Judges | None = None
+    ) -> None:
         self._stand = stand
+        self._judges = judges or Judges()
         self._models: dict[str, Model] = {}
         self._served: dict[str, str] = {}  # group -> model
         self._silent: set[str] = set()
@@ -147,6 +152,10 @@ class Lineup:
     def touch(self, replica: Replica) -> None:
         """A replica has changed."""
         self._changed[replica] = None
+
+    def judge(self, group: Group) -> Fitness:
+        """A life of one of its replicas begins: return what will be held against it."""
+        return self._judges.fitness(group.info.model if group.info else "")
 
     def refresh(self, now: float) -> None:
         """Put those that have changed on their boards as they stand now."""

@@ -33,7 +33,7 @@ class OutlierLimits:
         window_s: Answers count for so long.
         samples: Answers that it takes to judge a replica, and to be compared with.
         siblings: Others with so many answers that it takes to compare with.
-        ratio: It must be later than its siblings by this factor ...
+        ratio: It must be later than its siblings by this factor (0: nobody is ever left out) ...
         deviations: ... and by so many deviations among them.
         slack_s: Added to both times: less than this is no lateness.
         eject_s: How long it gets nothing for the first time; it doubles.
@@ -175,6 +175,8 @@ class Outliers:
 
     def judge(self, seat: Seat, now: float) -> None:
         """Eject a replica when it is an outlier and there is room for one more."""
+        if not self.limits.ratio:
+            return
         late = seat.lateness(now)
         if late is None or late - self._usual(now) <= math.log(self.limits.ratio):
             return

@@ -1,7 +1,7 @@
 """What each replica of a model holds of a prompt, and which may take it. Chooses nothing."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,7 +98,7 @@ def standing(group: Group, replica: Replica, now: float) -> Standing:
     )
 
 
-def fit_rows(model: Model, prices: Prices, ask: Ask) -> Ints:
+def fit_rows(model: Model, prices: Prices, ask: Ask, now: float) -> Ints:
     """Return the rows that may be chosen.
 
     Raises:
@@ -106,11 +106,28 @@ def fit_rows(model: Model, prices: Prices, ask: Ask) -> Ints:
         TokenizerMismatch: The ids are of another tokenizer than all of theirs.
     """
     rows = np.flatnonzero(prices.eligible)
-    if ask.resume or _mixed(model, ask):
+    mixed = _mixed(model, ask)
+    if mixed:
+        rows = _of_tokenizer(model, rows.tolist(), ask)
+    if not len(rows):
+        every = range(len(model.board))
+        rows = last_resort(model, _of_tokenizer(model, every, ask) if mixed else every, now)
+    if ask.resume:
         rows = np.array([row for row in rows.tolist() if not unfit(model.site_at(row), ask)], int)
     if not len(rows):
         raise _refusal(model, ask)
     return _preferred(model, rows, ask) if ask.avoid or ask.hint_group else rows
+
+
+def last_resort(model: Model, rows: Iterable[int], now: float) -> Ints:
+    """Return, where nobody is fit, the row of who is ready and failed least recently, if any.
+
+    A breaker spares the others a replica that fails; where there is no other it would only
+    add an outage of its own.
+    """
+    spared = [(model.site_at(row).replica.suffered_at(now), row) for row in rows]
+    known = [(suffered_at, row) for suffered_at, row in spared if suffered_at is not None]
+    return np.array([min(known)[1]] if known else [], int)
 
 
 def unfit(site: Site, ask: Ask) -> str:
@@ -122,6 +139,11 @@ def unfit(site: Site, ask: Ask) -> str:
 
 def _mixed(model: Model, ask: Ask) -> bool:
     return bool(ask.fingerprint) and any(k.fingerprint != ask.fingerprint for k in model.kinds)
+
+
+def _of_tokenizer(model: Model, rows: Iterable[int], ask: Ask) -> Ints:
+    fitting = [row for row in rows if model.site_at(row).kind.fingerprint == ask.fingerprint]
+    return np.array(fitting, int)
 
 
 def _refusal(model: Model, ask: Ask) -> NoReplicaReady | TokenizerMismatch:

@@ -17,14 +17,17 @@ from radixmesh.blocks import ID_BYTES
 from radixmesh.errors import GroupLost, ModelNotServed, NoReplicaReady, TokenizerMismatch
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
+from router.fleet.breaker import Outcome
 from router.fleet.catalog import count, explained, replica_view
 from router.fleet.feed import Index
+from router.fleet.fitness import Judges, Stance
 from router.fleet.group import Connect, Group, GroupAddress
 from router.fleet.lineup import Lineup, Model, Site
 from router.fleet.placing import (
     Holdings,
     charge,
     fit_rows,
+    last_resort,
     look_up,
     quote,
     standing,
@@ -49,17 +52,19 @@ class Fleet:
         policy: Chooses among replicas that are fit.
         connect: Makes the link of a group; `WorkerLink` with this router's identity.
         index: The meta-tree with its budget, the marks, the meters.
+        judges: Say which replicas get no new work for what became of their requests.
         clock: Monotonic seconds.
         rng: Chance of ties.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a fleet is made of
         self,
         groups: Iterable[GroupAddress],
         *,
         policy: Policy,
         connect: Connect,
         index: Index | None = None,
+        judges: Judges | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
     ) -> None:
@@ -69,7 +74,7 @@ class Fleet:
         self.policy = policy
         self._clock = clock
         self._rng = rng or Random()
-        self._lineup = Lineup(standing)
+        self._lineup = Lineup(standing, judges)
         self._waiters = Waiters(self._room)
         self._watchers: set[asyncio.Future[None]] = set()
         self.groups = Roster(
@@ -140,7 +145,7 @@ class Fleet:
         wanted = wish(ask)
         found = look_up(model, ask, self._index, began)
         prices = model.board.price(found.matched, wanted)
-        rows = fit_rows(model, prices, ask)
+        rows = fit_rows(model, prices, ask, began)
         row = self.policy.choose(prices, rows, wanted, self._rng)
         price = quote(model, row, prices, found, began)
         self._index.meters.chosen(self.policy.name, self._clock() - began)
@@ -189,7 +194,7 @@ class Fleet:
         found = look_up(model, ask, self._index, now)
         prices = model.board.price(found.matched, wanted)
         try:
-            rows = fit_rows(model, prices, ask)
+            rows = fit_rows(model, prices, ask, now)
         except (NoReplicaReady, TokenizerMismatch):
             chosen = None
         else:
@@ -204,6 +209,12 @@ class Fleet:
     def count(self, phase: Phase, view: View) -> int:
         """Return how many replicas are in a phase and have a view of this kind."""
         return count(self.groups, phase, view, self._clock())
+
+    def count_stances(self, stance: Stance) -> int:
+        """Return how many replicas stand so by what became of their requests."""
+        now = self._clock()
+        replicas = (each for group in self.groups for each in list(group.replicas.values()))
+        return sum(replica.stance(now) is stance for replica in replicas)
 
     def replicas(self) -> list[ReplicaView]:
         """Return all replicas, by group, then rank."""
@@ -268,8 +279,17 @@ class Fleet:
         replica, keys, now = site.replica, found.keys[site.kind], self._clock()
         counters = replica.counters
 
+        stay = replica.sent(price.wait_s + price.prefill_s, now)
+        charged = charge(price, len(ask.ids) // ID_BYTES, resume=ask.resume)
+
         def count_cached(tokens: int) -> None:
             counters.cached_tokens += tokens
+            # Ids that were not found after all are no fault of the replica's.
+            missed = price.matched_blocks * price.block_tokens - tokens
+            stay.predicted_s += missed * price.prefill_s / max(1, charged.tokens)
+
+        def on_outcome(outcome: Outcome) -> None:
+            replica.on_outcome(stay, outcome, self._clock())
 
         def unbook(booking: Booking) -> None:
             replica.unbook(booking)
@@ -283,10 +303,12 @@ class Fleet:
             possible_blocks=max(found.matched),
             policy=self.policy.name,
             booked_at=now,
-            charge=charge(price, len(ask.ids) // ID_BYTES, resume=ask.resume),
+            charge=charged,
             marks=self.inflight.mark(replica.feed.number, keys[price.matched_blocks :]),
             on_release=unbook,
             on_cached=count_cached,
+            on_outcome=on_outcome,
+            silent_s=lambda: replica.pulse.silent_s(now, self._clock()),
         )
         replica.book(booking, keys, now)
         return booking
@@ -298,6 +320,9 @@ class Fleet:
         except (ModelNotServed, NoReplicaReady):
             return 0, False
         ready = [site.replica for site in served.eligible()]
+        if not ready:
+            spare = last_resort(served, range(len(served.board)), self._clock())
+            ready = [served.site_at(row).replica for row in spare]
         room = sum(replica.resume_room for replica in ready)
         return room, bool(ready)
 

@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.fleet.booking import Booking
+from router.fleet.breaker import Outcome
 from router.fleet.feed import Feed, Index
+from router.fleet.fitness import Fitness, Stance, Stay
+from router.fleet.pulse import Pulse
 from router.fleet.views import Phase
 from router.fleet.workload import Report, Workload
 from router.policy.choice import View
@@ -47,6 +50,7 @@ class Replica:
         index: The tree and the marks.
         ask: Asks it for a new snapshot.
         touch: Told after a change of what a choice looks at.
+        judge: Makes what says, for one life, whether what became of requests speaks against it.
     """
 
     def __init__(
@@ -57,10 +61,14 @@ class Replica:
         index: Index,
         ask: Callable[[], None],
         touch: Callable[["Replica"], None] = lambda _: None,
+        judge: Callable[[], Fitness],
     ) -> None:
         self.group_id = group_id
         self.dp_rank = dp_rank
         self.feed = Feed(index, ask=ask, on_lost=self._remember, name=f"{group_id}/{dp_rank}")
+        self.pulse = Pulse()
+        self._judge = judge
+        self._fitness: Fitness | None = None  # of its present life, when there is one
         self._touch = touch
         self._stood: tuple[str, bool, View] | None = None
         self.workload = Workload()
@@ -102,8 +110,17 @@ class Replica:
         """Return why it can't be chosen now, for people; empty when it can."""
         phase = self.phase(now)
         if phase is Phase.READY:
-            return ""
+            return self._fitness.reason(now) if self._fitness else ""
         return self.withheld if phase is Phase.DRAINING and self.withheld else phase.name.lower()
+
+    def stance(self, now: float) -> Stance:
+        """Return how it stands by what became of its requests."""
+        return self._fitness.stance(now) if self._fitness else Stance.FIT
+
+    def suffered_at(self, now: float) -> float | None:
+        """Return when it last failed, if only its past speaks against it; None if it can't work."""
+        ready = self.phase(now) is Phase.READY
+        return self._fitness.suffered_at() if ready and self._fitness else None
 
     def stand(self, now: float) -> str:
         """Return why it can't be chosen now, as it is put on a board."""
@@ -142,6 +159,10 @@ class Replica:
         if incarnation != self.incarnation:
             self._past.append(self.incarnation)
             self.incarnation = incarnation
+            self._end_fitness()
+            self._fitness = self._judge()
+            self.pulse.begin(now)
+        self.pulse.excuse(reported is Reported.DRAINING, now)
         if began and reported is not Reported.DOWN:
             self._up_at = now
             self._admitted = False
@@ -162,7 +183,26 @@ class Replica:
     def on_report(self, report: Report, now: float) -> None:
         """It said how loaded it is."""
         self.workload.report(report, now)
+        self.pulse.hear(report, now)
         self._touch(self)
+
+    def on_step(self, now: float) -> None:
+        """It has made a step."""
+        self.pulse.beat(now)
+
+    def sent(self, predicted_s: float, now: float) -> Stay:
+        """A request goes there; its first ids are expected after so long."""
+        self._fitness = self._fitness or self._judge()
+        return self._fitness.on_sent(predicted_s=predicted_s, now=now)
+
+    def on_outcome(self, stay: Stay, outcome: Outcome, now: float) -> None:
+        """Something became of a request there."""
+        if stay.note(outcome, now):
+            self._touch(self)
+
+    def _end_fitness(self) -> None:
+        if self._fitness is not None:
+            self._fitness.leave()
 
     def withhold(self, why: str) -> None:
         """Nothing new is to be sent there; an empty reason takes that back."""
@@ -218,4 +258,5 @@ class Replica:
         """It has left the fleet."""
         for booking in list(self._bookings):
             booking.release()
+        self._end_fitness()
         self.feed.close()

@@ -50,6 +50,9 @@ class GroupEvents(Protocol):
     def on_report(self, dp_rank: int, incarnation: int, report: Report) -> None:
         """The load of a replica."""
 
+    def on_step(self, dp_rank: int, incarnation: int) -> None:
+        """A replica has made a step."""
+
     def on_frame_end(self) -> None:
         """Everything of one frame was told."""
 
@@ -74,6 +77,7 @@ class Entry:
 
     def on_failed(self, error: MeshError, /) -> None:
         """It ended by an error."""
+        self.booking.failed(error.reason)
         self.booking.entry_closed()
         self.sink.on_failed(error)
 
@@ -221,6 +225,7 @@ class WorkerLink:
             self._step(step)
 
     def _step(self, step: worker_service_pb2.Step) -> None:
+        self._events.on_step(step.dp_rank, step.incarnation)
         runs = split_run(step.token_ids, step.counts)
         start = 0
         columns = zip(step.entry_ids, step.positions, runs, step.finishes, strict=True)
@@ -231,8 +236,10 @@ class WorkerLink:
             entry = self._link.entries.get(entry_id)
             if entry is None or entry.booking.incarnation != step.incarnation:
                 continue
+            entry.booking.began()
             if finish:
                 self._link.close(entry_id)
+                entry.booking.finished()
                 entry.booking.entry_closed()
             entry.sink.on_tokens(position, ids, logprobs, int(finish))
 

@@ -81,6 +81,23 @@ class FakeGroupLink:
                 del self.entries[entry.entry_id]
                 entry.on_failed(error)
 
+    def answer(self, entry: Entry) -> None:
+        """An output gets its first ids."""
+        entry.booking.began()
+        entry.sink.on_tokens(0, b"\0\0\0\0", [], 0)
+
+    def finish(self, entry: Entry) -> None:
+        """An output ends well."""
+        del self.entries[entry.entry_id]
+        entry.booking.began()
+        entry.booking.finished()
+        entry.booking.entry_closed()
+
+    def fail(self, entry: Entry, error: MeshError) -> None:
+        """An output ends by an error."""
+        del self.entries[entry.entry_id]
+        entry.on_failed(error)
+
     def resnapshot(self, dp_rank: int) -> None:
         self.resnapshots.append(dp_rank)
 
