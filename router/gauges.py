@@ -11,6 +11,7 @@ from typing import Protocol
 from radixmesh.telemetry.metrics import RouterMetrics
 from router.edge.admission import Admission
 from router.edge.places import BANDS
+from router.fleet.fitness import Stance
 from router.fleet.registry import Fleet
 from router.fleet.views import Phase
 from router.policy.choice import View
@@ -46,6 +47,9 @@ def watch(
     metrics.queued_tokens.set_function(lambda: admission.queued_tokens)
     metrics.tenants.set_function(lambda: admission.tenants)
     metrics.tree_blocks.set_function(lambda: len(fleet.tree))
+    for stance in Stance:
+        gauge = metrics.standings.labels(stance.value)
+        gauge.set_function(partial(fleet.count_stances, stance))
     for phase in Phase:
         for view in View:
             gauge = metrics.replicas.labels(phase.name.lower(), view.name.lower())

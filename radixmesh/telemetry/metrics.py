@@ -123,7 +123,7 @@ class RouterMetrics:
         self.output_losses = make.counter(
             "output_losses_total",
             "Times that an output lost its replica or detokenizer, by service "
-            "(worker, detokenizer) and ErrorReason.",
+            "(worker, detokenizer) and ErrorReason, or ATTEMPT_TIMEOUT for one that was silent.",
             "service",
             "reason",
         )
@@ -135,6 +135,15 @@ class RouterMetrics:
             "and view (exact, degraded, blind).",
             "phase",
             "view",
+        )
+        self.standings = make.gauge(
+            "replicas_standing_count",
+            "Replicas by what became of their requests: fit; open or half_open (they failed); "
+            "ejected or retried (they answered late).",
+            "standing",
+        )
+        self.turns = make.counter(
+            "replica_turns_total", "Times that a replica came to stand so, by standing.", "standing"
         )
         self.choices = make.counter("choices_total", "Placements by policy.", "policy")
         self.choice_seconds = make.histogram(

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from radixmesh.telemetry.metrics import RouterMetrics
 from router.fleet.changes import Change, Cleared, Removed, Stored
+from router.fleet.fitness import Stance
 
 _KINDS: dict[type[Change], str] = {Stored: "stored", Removed: "removed", Cleared: "cleared"}
 
@@ -33,6 +34,10 @@ class Meters:
         """A policy placed a request; looking up and pricing took so long."""
         self._metrics.choices.labels(policy).inc()
         self._metrics.choice_seconds.observe(seconds)
+
+    def turned(self, stance: Stance) -> None:
+        """A replica stands otherwise by what became of its requests."""
+        self._metrics.turns.labels(stance.value).inc()
 
     def applied(self, change: Change) -> None:
         """A replica's cache changed, and so did its view."""
