@@ -18,6 +18,7 @@ UNITS = ("seconds", "bytes", "tokens", "blocks", "count", "second")
 LABELS = {"edge", "outcome", "service", "reason", "phase", "view", "policy", "kind", "cause"} | {
     "dp_rank",
     "priority",
+    "standing",
 }
 
 
