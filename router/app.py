@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,8 @@ from radixmesh.errors import Draining
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
+from router.discovery.discovery import Discovery
+from router.discovery.targets import GroupTarget, PoolTarget
 from router.edge.admission import Admission, ApiKey, TokenLimits
 from router.edge.fleet import SERVICE_NAME as FLEET_SERVICE
 from router.edge.fleet import FleetService
@@ -28,14 +31,15 @@ from router.edge.metered import Metered
 from router.edge.permit import Told
 from router.edge.tenants import Rate, Tenants
 from router.fleet.feed import Index
-from router.fleet.group import GroupAddress
 from router.fleet.meters import Meters
 from router.fleet.registry import Fleet
 from router.fleet.worker_link import WorkerLink
 from router.gauges import Links, watch
+from router.membership import Targets, discovery_of
 from router.pipeline import Pace, Pipeline
 from router.policy.policies import POLICIES
 from router.ports import Texts
+from router.readiness import Readiness
 from router.settings import RouterSettings, TenantLimits
 from router.text.detokenizers import DetokenizerInstance, Detokenizers
 from router.text.pool import Pool
@@ -71,19 +75,13 @@ class Core:
     detokenizers: Pool[DetokenizerInstance]
     admission: Admission
     pipeline: Pipeline
-
-    def ready(self) -> bool:
-        """Whether a request can be served now."""
-        return (
-            self.fleet.settled()
-            and self.tokenizers.connected > 0
-            and self.detokenizers.connected > 0
-            and any(model.ready_replicas for model in self.fleet.models())
-        )
+    discovery: Discovery
+    readiness: Readiness
 
     async def run(self) -> None:
-        """Keep all links up until cancelled."""
+        """Keep all links up, and those that are there known, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.discovery.run())
             tasks.create_task(self.fleet.run())
             tasks.create_task(self.tokenizers.run())
             tasks.create_task(self.detokenizers.run())
@@ -101,7 +99,7 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     rng = random.Random()
     metrics = RouterMetrics(CollectorRegistry())
     fleet = Fleet(
-        [GroupAddress.parse(group) for group in settings.groups],
+        [],
         policy=POLICIES[settings.policy](),
         connect=lambda address, events: WorkerLink(
             address, events, identity=identity, limits=limits, rng=rng
@@ -112,13 +110,19 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     tokenizers: Pool[TokenizerInstance] = Pool(
         "tokenizer", rng=rng, on_lost=metrics.links_lost.labels("tokenizer").inc
     )
-    for address in settings.tokenizers:
-        tokenizers.add(TokenizerInstance(address, identity=identity, limits=limits, rng=rng))
     detokenizers: Pool[DetokenizerInstance] = Pool(
         "detokenizer", rng=rng, on_lost=metrics.links_lost.labels("detokenizer").inc
     )
-    for address in settings.detokenizers:
-        detokenizers.add(DetokenizerInstance(address, identity=identity, limits=limits, rng=rng))
+    targets = Targets(
+        groups=GroupTarget(fleet, drain_s=settings.leave_grace_s),
+        tokenizers=PoolTarget(
+            tokenizers, partial(TokenizerInstance, identity=identity, limits=limits, rng=rng)
+        ),
+        detokenizers=PoolTarget(
+            detokenizers, partial(DetokenizerInstance, identity=identity, limits=limits, rng=rng)
+        ),
+    )
+    discovery = discovery_of(settings, targets, rng)
     admission = _admission(settings, metrics)
     pipeline = Pipeline(
         fleet,
@@ -143,6 +147,8 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         detokenizers=detokenizers,
         admission=admission,
         pipeline=pipeline,
+        discovery=discovery,
+        readiness=Readiness(discovery, fleet.groups, [tokenizers, detokenizers]),
     )
 
 
@@ -261,7 +267,9 @@ async def _edges(
     operate = FleetService(core.fleet, core.pipeline)
     public = Server(f"{settings.host}:{settings.port}", [(ROUTER_SERVICE, generate.add_to)])
     admin = Server(f"{settings.host}:{settings.fleet_port}", [(FLEET_SERVICE, operate.add_to)])
-    page = serve_metrics(settings.metrics_port, core.metrics.registry, host=settings.host)
+    page = serve_metrics(
+        settings.metrics_port, core.metrics.registry, host=settings.metrics_host or settings.host
+    )
     http = _http(settings, core, stop)
     try:
         ports = Ports(
@@ -294,7 +302,7 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
     )
     app = build_http(
         Metered(core.pipeline, core.metrics, edge="http"),
-        ready=lambda: not stop.is_set() and core.ready(),
+        ready=lambda: not stop.is_set() and core.readiness.check(),
         registry=core.metrics.registry,
         limits=limits,
     )
@@ -302,10 +310,10 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
 
 
 async def _tell_health(core: Core, public: Server) -> None:
-    """Say on the health service whether requests can be served."""
+    """Say on the health service whether requests are wanted."""
     was: bool | None = None
     while True:
-        ready = core.ready()
+        ready = core.readiness.check()
         if ready is not was:
             logger.info("ready" if ready else "not ready")
             await public.health.set(ROUTER_SERVICE, ready)

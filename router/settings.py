@@ -1,26 +1,22 @@
 """The flags of the router. Knows names, defaults and bounds; reads nothing itself."""
 
-from typing import Annotated, Literal
+import ipaddress
+from typing import Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
-from pydantic_settings import NoDecode
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from radixmesh.settings import ServiceSettings, SettingsConfigDict
+from radixmesh.settings import SettingsConfigDict
+from router.discovery.settings import MemberSettings, Names
 from router.policy.policies import POLICIES
 
 MIB = 1 << 20
 
 
-def _split(given: object) -> object:
-    """Return the parts of comma-separated text; a list stays as it is, its parts are split."""
-    if isinstance(given, str):
-        return [part.strip() for part in given.split(",") if part.strip()]
-    if isinstance(given, list):
-        return [part for whole in given for part in str(whole).split(",") if part]
-    return given
-
-
-Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class TenantLimits(BaseModel):
@@ -32,7 +28,7 @@ class TenantLimits(BaseModel):
     requests_per_minute: int | None = Field(None, ge=0)
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(MemberSettings):
     """The mesh's front door: routes requests to worker groups, and keeps their streams alive.
 
     Lists are comma-separated on the command line and lists in the file.
@@ -40,14 +36,14 @@ class RouterSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="RADIXMESH_ROUTER_")
 
-    groups: Names = Field(default_factory=list)
-    """Worker groups: HOST:PORT or NAME=HOST:PORT, comma-separated."""
-    tokenizers: Names = Field(default_factory=list)
-    """Tokenizers: HOST:PORT, comma-separated."""
-    detokenizers: Names = Field(default_factory=list)
-    """Detokenizers: HOST:PORT, comma-separated."""
     policy: str = "price"
     """How a replica is chosen: price, round_robin or random."""
+    cache_threshold: float = Field(0.3, ge=0, le=1)
+    """Policy cache_aware: share of a prompt that must be held somewhere to go there for it."""
+    balance_abs_threshold: float = Field(64, ge=0)
+    """Policy cache_aware: it looks at load only when most and fewest requests differ by more..."""
+    balance_rel_threshold: float = Field(1.5, ge=0)
+    """Policy cache_aware: ...and the most are more than so many times the fewest."""
     index_bytes: int = Field(512 * MIB, ge=MIB)
     """Memory for the picture of all prefix caches; the least valuable part goes first."""
 
@@ -63,8 +59,14 @@ class RouterSettings(ServiceSettings):
     """Port of FleetService, for administrators; 0 takes a free one."""
     metrics_port: int = Field(0, ge=0, le=65535)
     """Port of the metrics page; 0 means none (the HTTP port has one too)."""
+    metrics_host: str = ""
+    """Address that the metrics page listens on; empty is --host."""
     cors_origins: Names = Field(default_factory=lambda: ["*"])
     """Origins of web pages that may call the HTTP API, comma-separated."""
+
+    workers_api: bool = False
+    """Serve /workers, /get_loads and /flush_cache on the HTTP port, to whom the API key opens it:
+    whoever may call them may take workers out. Other addresses than loopback need --api-key."""
 
     api_key: str = ""
     """Key that clients must bring as a Bearer token; empty means none."""
@@ -135,14 +137,8 @@ class RouterSettings(ServiceSettings):
             raise ValueError("must be above 1, or 0 for never")
         return ratio
 
-    @field_validator("groups", "tokenizers", "detokenizers")
-    @classmethod
-    def _addresses(cls, addresses: list[str]) -> list[str]:
-        places = [address.rpartition("=")[2] for address in addresses]
-        for place in places:
-            host, _, port = place.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ValueError(f"{place!r} is not HOST:PORT")
-        if len(set(places)) < len(places):
-            raise ValueError("an address is named twice")
-        return addresses
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.workers_api and not self.api_key and not _is_loopback(self.host):
+            raise ValueError(f"--workers-api on {self.host} needs --api-key")
+        return self

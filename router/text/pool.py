@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from radixmesh.errors import MeshError, ServiceUnavailable, TokenizerMismatch
 
+LEAVE_TICK_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -70,12 +72,59 @@ class Pool(Generic[InstanceT]):
         self._rng = rng
         self._on_lost = on_lost
         self._instances: list[InstanceT] = []
+        self._drained: set[InstanceT] = set()
+        self._leaving: set[InstanceT] = set()
+        self._somebody_leaves = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._runs: dict[InstanceT, asyncio.Task[None]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    def __contains__(self, instance: object) -> bool:
+        return any(one is instance for one in self._instances)
+
     def add(self, instance: InstanceT) -> None:
-        """Add an instance, before `run`."""
+        """Add an instance."""
         instance.on_change = self._changed
         self._instances.append(instance)
+        self._run(instance)
+
+    def at(self, address: str) -> InstanceT | None:
+        """Return who is at an address."""
+        return next((one for one in self._instances if one.address == address), None)
+
+    def drain(self, instance: InstanceT) -> None:
+        """Ask an instance nothing new, as long as there is another."""
+        self._drained.add(instance)
+
+    def undrain(self, instance: InstanceT) -> None:
+        """Ask it again; it stays."""
+        self._drained.discard(instance)
+        self._leaving.discard(instance)
+
+    def retire(self, instance: InstanceT) -> None:
+        """Ask an instance nothing new; it leaves when it has no entry."""
+        if not instance.load:
+            self.remove(instance)
+            return
+        self.drain(instance)
+        self._leaving.add(instance)
+        self._somebody_leaves.set()
+
+    def leaves(self, instance: InstanceT) -> bool:
+        """Whether it is to leave."""
+        return instance in self._leaving
+
+    def remove(self, instance: InstanceT) -> None:
+        """Take an instance out; its entries fail with LinkLost. Idempotent."""
+        if instance in self:
+            self._instances.remove(instance)
+        self.undrain(instance)
+        run = self._runs.pop(instance, None)
+        if run is not None:
+            run.cancel()
 
     @property
     def connected(self) -> int:
@@ -94,9 +143,28 @@ class Pool(Generic[InstanceT]):
 
     async def run(self) -> None:
         """Keep the links up until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for instance in self._instances:
-                tasks.create_task(instance.run())
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for instance in self._instances:
+                    self._run(instance)
+                while True:
+                    await self._somebody_leaves.wait()
+                    self._let_go()
+                    await asyncio.sleep(LEAVE_TICK_S)
+        finally:
+            self._tasks = None
+            self._runs.clear()
+
+    def _run(self, instance: InstanceT) -> None:
+        if self._tasks is not None:
+            self._runs[instance] = self._tasks.create_task(instance.run())
+
+    def _let_go(self) -> None:
+        """Remove those that are to leave and have nothing any more."""
+        for instance in [one for one in self._leaving if not one.load]:
+            self.remove(instance)
+        if not self._leaving:
+            self._somebody_leaves.clear()
 
     def _changed(self, *, up: bool) -> None:
         if not up:
@@ -121,7 +189,8 @@ class Pool(Generic[InstanceT]):
         if not fitting:
             self._refuse_mismatch(serving, wanted)
             return None
-        allowed = [one for one in fitting if one not in avoid] or fitting
+        wanted_ones = [one for one in fitting if one not in self._drained] or fitting
+        allowed = [one for one in wanted_ones if one not in avoid] or wanted_ones
         least = min(one.load for one in allowed)
         return self._rng.choice([one for one in allowed if one.load == least])
 

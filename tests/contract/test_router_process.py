@@ -52,11 +52,24 @@ async def test_a_signal_ends_it_with_status_0(number: signal.Signals) -> None:
             assert await process.wait() == 0
 
 
-async def test_without_services_it_lives_and_is_not_ready() -> None:
-    async with router(*FREE) as process:
+async def test_without_services_it_is_ready_and_says_when_to_come_again() -> None:
+    async with router(*FREE, "--ready-wait-s=0") as process:
         port = int((await said(process, r"serving .*http=(\d+)"))[1])
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             assert (await http.get("/health")).status_code == 200
+            assert (await http.get("/readiness")).status_code == 200
+            answer = await http.post("/v1/completions", json={"model": "any", "prompt": "hi"})
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_replica_ready"
+            assert int(answer.headers["retry-after"]) >= 1
+            assert (await http.get("/v1/models")).json()["data"] == []
+
+
+async def test_it_is_not_ready_while_one_that_is_listed_may_still_answer() -> None:
+    async with router(*FREE, "--groups=127.0.0.1:1") as process:
+        port = int((await said(process, r"serving .*http=(\d+)"))[1])
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            assert (await http.get("/liveness")).status_code == 200
             assert (await http.get("/readiness")).status_code == 503
 
 

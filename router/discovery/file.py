@@ -1,0 +1,73 @@
+"""A watched file as a source. Reads; what it means says `listing.py`.
+
+The file is read again and again instead of being watched by the system: that also sees what a
+mounted ConfigMap, a network file system and an editor do, and a small file costs nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from router.discovery.listing import parse_listing
+from router.discovery.member import Member, Publish
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+
+
+class FileSource:
+    """Lists what a file lists.
+
+    A change counts when two readings in a row agree: a file that is being rewritten in place is
+    not taken half-written. What is broken or empty is warned of once, and the last list stands.
+
+    Args:
+        path: The file.
+        section: Which part of it: `groups`, `tokenizers` or `detokenizers`.
+        interval_s: Seconds between two readings.
+    """
+
+    def __init__(self, path: Path, section: str, *, interval_s: float = INTERVAL_S) -> None:
+        self.name = f"file {path}"
+        self._path = path
+        self._section = section
+        self._interval_s = interval_s
+        self._taken: bytes | None = None  # what was read and dealt with
+        self._last: bytes | None = None
+        self._readable = True
+
+    async def run(self, publish: Publish) -> None:
+        """Publish the file's members now and after each change."""
+        while True:
+            try:
+                content = await asyncio.to_thread(self._path.read_bytes)
+            except OSError as error:
+                self._last = None
+                self._warn(error)
+            else:
+                self._readable = True
+                self.look(content, publish)
+            await asyncio.sleep(self._interval_s)
+
+    def look(self, content: bytes, publish: Callable[[Sequence[Member]], None]) -> None:
+        """Take a reading; publish when it is new, whole and makes sense."""
+        steady = content == self._last or self._taken is None
+        self._last = content
+        if content == self._taken or not steady:
+            return
+        self._taken = content
+        try:
+            members = parse_listing(content, self._section)
+        except ValueError as error:
+            logger.warning(
+                "the list stays as it was", extra={"source": self.name, "error": str(error)}
+            )
+            return
+        publish(members)
+
+    def _warn(self, error: OSError) -> None:
+        if self._readable:
+            logger.warning("can't be read", extra={"source": self.name, "error": error.strerror})
+        self._readable = False
