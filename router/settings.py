@@ -99,6 +99,10 @@ class RouterSettings(MemberSettings):
     """A stream that lost its worker or detokenizer waits so long for another."""
     stream_interval_ms: float = Field(30.0, ge=0)
     """Deltas after a stream's first are merged for so long; 0 sends every step."""
+    client_buffer_bytes: int = Field(MIB, ge=1024)
+    """What one output may have waiting for its client; more ends it with SLOW_CONSUMER."""
+    write_timeout_s: float = Field(30.0, gt=0)
+    """A client that takes no message for so long is let go."""
 
     attempt_timeout_s: float = Field(90.0, ge=0)
     """A request goes elsewhere when its replica shows no sign of work for so long, or for three

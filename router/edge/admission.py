@@ -23,6 +23,8 @@ from router.edge.tenants import Tenants
 
 # A client that reads nothing is let go so long after its request's deadline.
 LINGER_S: Final = 5.0
+# Nor does it hold its place longer once it takes nothing more, not one message.
+WRITE_TIMEOUT_S: Final = 30.0
 
 
 class ApiKey:

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from radixmesh.errors import InternalError, MeshError
+from router.edge.admission import WRITE_TIMEOUT_S
 from router.edge.answers import Answer
 from router.edge.openai_errors import error_body, error_headers, status_of
 from router.request import Event
@@ -34,6 +35,10 @@ _DONE = b"data: [DONE]\n\n"
 _UNICODE_LINE_ENDS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
+class _TakesNothingError(Exception):
+    """The client has not taken a message in time; there is nobody to tell."""
+
+
 class Exchange(Response):
     """A response that runs the request it answers.
 
@@ -42,36 +47,55 @@ class Exchange(Response):
         answer: Makes bodies of them.
         stream: Whether the client wants them as they come.
         timeout_s: A client that has not read its answer by then is let go.
+        write_timeout_s: So is one that takes nothing for so long.
     """
 
     def __init__(
-        self, events: AsyncIterator[Event], answer: Answer, *, stream: bool, timeout_s: float
+        self,
+        events: AsyncIterator[Event],
+        answer: Answer,
+        *,
+        stream: bool,
+        timeout_s: float,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         super().__init__()
         self._events = events
         self._answer = answer
         self._timeout_s = timeout_s
+        self._write_timeout_s = write_timeout_s
         self._respond = self._send_stream if stream else self._send_whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the answer is sent, the client has left, or its time is over."""
         del scope
-        work = asyncio.ensure_future(self._run(send))
+        work = asyncio.ensure_future(self._run(self._impatient(send)))
         left = asyncio.ensure_future(_client_leaves(receive))
         try:
             ended, _ = await asyncio.wait(
                 {work, left}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not ended:
-                # Without the rest of its response the server closes the connection.
-                logger.warning("client does not read", extra={"seconds": self._timeout_s})
+                _tell_let_go(self._timeout_s)
         finally:
             work.cancel()
             left.cancel()
             results = await asyncio.gather(work, left, return_exceptions=True)
         for result in results:
-            if isinstance(result, Exception):
+            if isinstance(result, _TakesNothingError):
+                _tell_let_go(self._write_timeout_s)
+            elif isinstance(result, Exception):
                 raise result
+
+    def _impatient(self, send: Send) -> Send:
+        async def within_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._write_timeout_s):
+                    await send(message)
+            except TimeoutError:
+                raise _TakesNothingError from None
+
+        return within_time
 
     async def _run(self, send: Send) -> None:
         async with closing(self._events) as events:
@@ -99,6 +123,8 @@ class Exchange(Response):
                 if frames:
                     await send({"type": "http.response.body", "body": frames, "more_body": True})
             last = b"".join(sse(chunk) for chunk in self._answer.last()) + _DONE
+        except _TakesNothingError:
+            raise
         except Exception as error:  # noqa: BLE001 - every error has an answer
             meaning = as_mesh_error(error)
             if not started:
@@ -106,6 +132,11 @@ class Exchange(Response):
                 return
             last = sse(error_body(meaning, status_of(meaning)))
         await send({"type": "http.response.body", "body": last})
+
+
+def _tell_let_go(seconds: float) -> None:
+    # Without the rest of its response the server closes the connection.
+    logger.warning("client does not read", extra={"seconds": seconds})
 
 
 async def merged(streams: Sequence[AsyncIterator[Event]], choices: int) -> AsyncIterator[Event]:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from radixmesh.errors import DeadlineExceeded
+from radixmesh.errors import DeadlineExceeded, SlowConsumer
 from radixmesh.router.v1 import router_service_pb2 as pb
 from radixmesh.router.v1.router_service_pb2_grpc import (
     RouterServiceServicer,
@@ -15,7 +15,7 @@ from radixmesh.router.v1.router_service_pb2_grpc import (
 )
 from radixmesh.rpc.interceptors import REQUEST_ID_KEY
 from radixmesh.telemetry.logs import request_id
-from router.edge.admission import LINGER_S, ApiKey
+from router.edge.admission import LINGER_S, WRITE_TIMEOUT_S, ApiKey
 from router.fleet.ask import ModelInfo
 from router.request import Event, GenerateRequest
 from router.wire import to_request, to_response
@@ -44,12 +44,21 @@ class RouterService(RouterServiceServicer):
         pipeline: Runs requests.
         api_key: What clients must bring.
         request_timeout_s: The longest time of a request.
+        write_timeout_s: A client that takes no message for so long is let go.
     """
 
-    def __init__(self, pipeline: Pipeline, *, api_key: ApiKey, request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        api_key: ApiKey,
+        request_timeout_s: float,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+    ) -> None:
         self._pipeline = pipeline
         self._api_key = api_key
         self._request_timeout_s = request_timeout_s
+        self._write_timeout_s = write_timeout_s
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Offer the service on a server."""
@@ -66,9 +75,17 @@ class RouterService(RouterServiceServicer):
                 aclosing(self._pipeline.generate(wanted)) as events,
             ):
                 async for event in events:
-                    await context.write(to_response(event))
+                    await self._write(to_response(event), context)
         except TimeoutError:
             raise DeadlineExceeded("the client did not read until the deadline") from None
+
+    async def _write(self, response: pb.GenerateResponse, context: Context) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await context.write(response)
+        except TimeoutError:
+            # gRPC keeps this message and the error for a client that reads again.
+            raise SlowConsumer("the client takes nothing", seconds=self._write_timeout_s) from None
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context

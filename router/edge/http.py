@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from radixmesh import __version__
 from radixmesh.errors import InvalidRequest, MeshError, ModelNotServed
-from router.edge.admission import LINGER_S
+from router.edge.admission import LINGER_S, WRITE_TIMEOUT_S
 from router.edge.answers import Answer, Head
 from router.edge.exchange import Exchange, as_mesh_error, encode, merged
 from router.edge.gate import REQUEST_ID_HEADER, Gate
@@ -75,6 +75,7 @@ class HttpLimits:
         max_body_bytes: The largest request body.
         body_timeout_s: Seconds in which a body has to arrive.
         request_timeout_s: The longest time of a request.
+        write_timeout_s: A client that takes nothing for so long is let go.
         cors_origins: Origins of browsers that may call; `*` is any.
     """
 
@@ -82,6 +83,7 @@ class HttpLimits:
     max_body_bytes: int = 16 * 1024 * 1024
     body_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
+    write_timeout_s: float = WRITE_TIMEOUT_S
     cors_origins: tuple[str, ...] = ("*",)
 
 
@@ -182,6 +184,7 @@ class _Edge:
             answer,
             stream=ask.stream,
             timeout_s=self._limits.request_timeout_s + LINGER_S,
+            write_timeout_s=self._limits.write_timeout_s,
         )
 
     def _only_model(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+UNREAD_S = 60.0
+
 
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the process, which has other servers too, and sleeps until it ends.
@@ -41,10 +43,12 @@ class HttpListener:
         app: The application.
         host: Address to listen on.
         port: 0 takes a free one.
+        unread_s: A connection whose client takes nothing of what waits for it is cut by then.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, unread_s: float = UNREAD_S) -> None:
         self._address = (host, port)
+        self._unread_ms = math.ceil(unread_s * 1000)
         self._config = uvicorn.Config(
             app,
             log_config=None,
@@ -67,6 +71,9 @@ class HttpListener:
         # Connections inherit it. asyncio sets it only on sockets that it makes itself; without it
         # the end of every answer waits 40 ms for the client's delayed acknowledgement.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Closing waits until all is sent; a client that never reads would hold it for ever.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unread_ms)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         return int(listening.getsockname()[1])
 
