@@ -55,12 +55,8 @@ def block_keys(ids: bytes, *, block_tokens: int, seed: int) -> list[int]:
     """
     size = block_tokens * ID_BYTES
     digest = xxhash.xxh3_64_intdigest
-    keys = []
-    view = memoryview(ids)
-    for end in range(size, len(ids) + 1, size):
-        seed = digest(view[end - size : end], seed)
-        keys.append(seed)
-    return keys
+    whole = memoryview(ids)[: len(ids) // size * size]
+    return [seed := digest(block, seed) for (block,) in struct.iter_unpack(f"{size}s", whole)]
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
