@@ -16,7 +16,7 @@ from router.fleet.feed import (
 )
 from router.policy.choice import View
 from router.tree.inflight import InFlight
-from router.tree.meta_tree import MetaTree
+from router.tree.meta_tree import BYTES_PER_KEY, BYTES_PER_RUN, MetaTree
 
 CHAIN = [1, 2, 3]
 
@@ -212,7 +212,7 @@ def test_the_end_of_the_link_leaves_nothing(live: Rig) -> None:
 
 def test_keys_that_the_budget_drops_still_count_for_the_proof() -> None:
     rig = Rig()
-    rig.tree._limit = 4
+    rig.tree._budget = 3 * BYTES_PER_KEY + 2 * BYTES_PER_RUN
     rig.snapshot(1, [1, 2, 3])
     rig.feed.on_change(2, Stored(0, [10, 11, 12]), 0.0)
     assert rig.tree.is_partial(rig.feed.number)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.tree.meta_tree import BYTES_PER_KEY, FeedBroken, MetaTree
+from router.tree.meta_tree import BYTES_PER_KEY, BYTES_PER_RUN, FeedBroken, MetaTree
 
 Path = tuple[int, ...]
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
@@ -138,15 +138,16 @@ def test_over_its_budget_it_forgets_but_never_invents(
             assert pair.tree.is_partial(replica) or indexed == set(held)
 
 
-def test_the_branch_that_was_useful_longest_ago_goes_first() -> None:
-    tree = MetaTree(budget_bytes=6 * BYTES_PER_KEY)
+def test_what_was_of_use_longest_ago_goes_first() -> None:
+    room = 5 * BYTES_PER_KEY + 4 * BYTES_PER_RUN
+    tree = MetaTree(budget_bytes=room + room // 50)
     replica = tree.join()
     tree.store(replica, 0, [1, 2])
     tree.store(replica, 1, [3])
     tree.store(replica, 0, [10, 11])
     tree.match([1, 2])
     tree.store(replica, 0, [20, 21, 22])
-    assert tree.keys_of(replica) == {1, 2, 20, 21, 22}
+    assert tree.keys_of(replica) == {1, 2, 10, 20, 21, 22}
     assert tree.is_partial(replica)
     assert tree.digest(replica) == (8, 1 ^ 2 ^ 3 ^ 10 ^ 11 ^ 20 ^ 21 ^ 22)
 
@@ -275,13 +276,13 @@ def test_a_look_up_probes_few_keys() -> None:
     replicas = [tree.join() for _ in range(64)]
     for index, replica in enumerate(replicas):
         tree.store(replica, 0, chain[: 4 * index + 1])
-    tree._holders = Counting(tree._holders)
+    tree._runs.of = Counting(tree._runs.of)
     depths = tree.match(chain)
     assert depths == {replica: 4 * index + 1 for index, replica in enumerate(replicas)}
     assert Counting.probes < 256
     same = MetaTree()
     for _ in range(64):
         same.store(same.join(), 0, chain)
-    same._holders, Counting.probes = Counting(same._holders), 0
+    same._runs.of, Counting.probes = Counting(same._runs.of), 0
     assert set(same.match(chain).values()) == {256}
     assert Counting.probes <= 10
