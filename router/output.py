@@ -8,14 +8,15 @@ attempt, a lost reader, an error) is left for the task that drives the output.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from radixmesh.errors import RESUMABLE, GroupLost, MeshError
+from radixmesh.errors import RESUMABLE, GroupLost, MeshError, ServiceUnavailable
 from router.fleet.booking import Booking
 from router.journal import Ending, Journal, Verdict
 from router.patience import Patience
 from router.ports import TextEntry, Ticket
 from router.request import Finish, FinishReason, Receipt, Usage
-from router.retries import Loss, Place, Retries
+from router.retries import Loss, NoSignOfLife, Place, Retries
 from router.stream import Stream
 
 # The service that was lost (worker, detokenizer), and the reason.
@@ -23,6 +24,25 @@ OnLoss = Callable[[str, str], None]
 
 # A detokenizer that is lost so often without one id of progress is not the one at fault.
 READER_LOSSES_LIMIT = 4
+# A prefill may take this many times what was predicted before a silent replica is given up.
+PREDICTED_TIMES = 3.0
+# A detokenizer holds back unfinished characters; with stop strings, as much as their length.
+HELD_IDS = 64
+# What a loss is called of which no error told.
+ATTEMPT_TIMEOUT = "ATTEMPT_TIMEOUT"
+
+
+@dataclass(frozen=True, slots=True)
+class Silences:
+    """For how long a silence is borne.
+
+    Attributes:
+        attempt_s: Without a sign of life of the replica; 0: for ever.
+        text_s: Of a detokenizer that owes text.
+    """
+
+    attempt_s: float
+    text_s: float
 
 
 def place_of(booking: Booking) -> Place:
@@ -65,6 +85,17 @@ class Attempt:
     def on_failed(self, error: MeshError, /) -> None:
         """The attempt is lost."""
         self._output.lose_attempt(self, error)
+
+    def due_s(self, silence_s: float) -> float | None:
+        """Return in how many seconds at the earliest it is to be given up; None: never.
+
+        A queue or prefill that takes long is no reason: while the replica makes steps, or
+        its load changes, it is at work.
+        """
+        if not silence_s or self.ticket is None:
+            return None
+        borne_s = max(silence_s, PREDICTED_TIMES * self.booking.predicted_first_s)
+        return borne_s - self.booking.silent_s()
 
     def loss(self, error: MeshError, *, position: int) -> Loss:
         """Return how it ended, with the journal at `position`."""
@@ -120,14 +151,21 @@ class Attempt:
 class Reader:
     """One pass over the ids by one detokenizer; the sink of its link."""
 
-    def __init__(self, output: "Output") -> None:
+    def __init__(self, output: "Output", held_ids: int) -> None:
         self.number = output.journal.begin_reader()
         self.entry: TextEntry | None = None
         self.sent = 0
+        self._consumed = 0
+        self._held_ids = held_ids
+        self._ended = False
+        self._clock = asyncio.get_running_loop().time
+        self._owes_since = 0.0
         self._output = output
 
     def on_piece(self, text: str, consumed: int, token_bytes: Sequence[bytes]) -> None:
         """Text became certain."""
+        self._consumed = consumed
+        self._owes_since = self._clock()
         self._output.take_text(self, text, consumed, token_bytes)
 
     def on_done(
@@ -144,10 +182,29 @@ class Reader:
         """Send what the detokenizer has not seen yet, and the end if it is known."""
         if self.entry is None:
             return
+        owed = self._owes
         self.entry.feed(self.sent, journal.readable_ids(self.sent))
         self.sent = journal.readable
         if journal.complete:
             self.entry.end()
+            self._ended = True
+        if not owed:
+            self._owes_since = self._clock()
+
+    @property
+    def _owes(self) -> bool:
+        """Whether it has ids that it can't be holding back."""
+        return self._ended or self.sent - self._consumed > self._held_ids
+
+    def due_s(self, silence_s: float) -> float | None:
+        """Return in how many seconds at the earliest to give it up; None: it owes nothing."""
+        return self._owes_since + silence_s - self._clock() if self._owes else None
+
+    def give_up(self) -> None:
+        """Give up its entry because nothing comes, which is held against the detokenizer."""
+        if self.entry is not None:
+            self.entry.blame()
+            self.entry.cancel()
 
     def free(self) -> None:
         """Give up its entry; idempotent."""
@@ -229,10 +286,31 @@ class Output:
         self.attempt = Attempt(self, booking)
         return self.attempt
 
-    def begin_reader(self) -> Reader:
-        """Return a new reader; it is the only one that is heard."""
-        self.reader = Reader(self)
+    def begin_reader(self, *, held_ids: int = HELD_IDS) -> Reader:
+        """Return a new reader; it is the only one that is heard. It may hold back so many ids."""
+        self.reader = Reader(self, held_ids)
         return self.reader
+
+    def due_s(self, silences: Silences) -> float | None:
+        """Return in how many seconds to look who is silent; None while nobody owes anything."""
+        attempt = self.attempt.due_s(silences.attempt_s) if self.attempt else None
+        reader = self.reader.due_s(silences.text_s) if self.reader else None
+        return min((due for due in (attempt, reader) if due is not None), default=None)
+
+    def leave_silent(self, silences: Silences) -> None:
+        """Give up an attempt or a reader that owes something and was silent for too long."""
+        attempt, reader = self.attempt, self.reader
+        due_s = attempt.due_s(silences.attempt_s) if attempt else None
+        if attempt is not None and due_s is not None and due_s <= 0:
+            attempt.booking.failed(NoSignOfLife.reason)
+            attempt.free()
+            # It did not wait for a place all the time; it does from now on.
+            self.patience.renew()
+            self.lose_attempt(attempt, NoSignOfLife("the replica showed no sign of life"))
+        due_s = reader.due_s(silences.text_s) if reader else None
+        if reader is not None and due_s is not None and due_s <= 0:
+            reader.give_up()
+            self.lose_reader(reader, ServiceUnavailable("a detokenizer owed text and was silent"))
 
     # The worker's side
 
@@ -268,7 +346,8 @@ class Output:
         """Leave a lost attempt to the driver."""
         if attempt is not self.attempt:
             return
-        self._on_loss("worker", error.reason)
+        silent = isinstance(error, NoSignOfLife)
+        self._on_loss("worker", ATTEMPT_TIMEOUT if silent else error.reason)
         self.journal.fence()
         self._losses.append(attempt.loss(error, position=self.journal.position))
         self._drop_attempt()
@@ -319,6 +398,8 @@ class Output:
             return
         self._stream.finish(self._finish())
         self.reader = None
+        if self.attempt is not None:
+            self.attempt.booking.finished()
         self._drop_attempt()
         self._changed.set()
         self.patience.cut_short()

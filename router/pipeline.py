@@ -22,7 +22,7 @@ from router.checks import check
 from router.fleet.ask import ModelInfo
 from router.fleet.booking import Booking
 from router.fleet.views import CandidatePrice
-from router.output import OnLoss, Output, place_of
+from router.output import HELD_IDS, OnLoss, Output, Silences, place_of
 from router.plan import Home, Plan, Planner
 from router.ports import Admit, Fleet, Permit, Texts
 from router.request import Event, GenerateRequest
@@ -42,6 +42,8 @@ class Pace:
         ready_wait_s: How long new work waits for a replica to be ready.
         text_wait_s: How long new work waits for a detokenizer to be connected.
         resume_wait_s: How long a stream that lost its place waits for another.
+        attempt_timeout_s: How long a replica may show no sign of life, at least; 0: for ever.
+        text_timeout_s: How long a detokenizer that owes text may be silent.
         stream_interval_s: How long deltas after the first are merged; 0: every step.
         max_pending_bytes: Text that one output may have waiting for a slow client.
         default_max_tokens: Output limit of requests that bring none.
@@ -51,6 +53,8 @@ class Pace:
     ready_wait_s: float = 5.0
     text_wait_s: float = 5.0
     resume_wait_s: float = 30.0
+    attempt_timeout_s: float = 90.0
+    text_timeout_s: float = 15.0
     stream_interval_s: float = 0.03
     max_pending_bytes: int = 1 << 20
     default_max_tokens: int = 512
@@ -105,6 +109,7 @@ class Pipeline:
         self._decoder = texts.decoder
         self._admit = admit
         self._pace = pace
+        self._silences = Silences(pace.attempt_timeout_s, pace.text_timeout_s)
         self._beat = Beat(pace.stream_interval_s)
         self._on_loss = on_loss
         self._planner = Planner(
@@ -237,13 +242,22 @@ class Pipeline:
             elif output.attempt is None and not output.journal.complete:
                 await self._attempt(output, call, plan)
             else:
+                await self._watch(output)
+
+    async def _watch(self, output: Output) -> None:
+        """Return when an output needs attention; leave whom it waits for if they are silent."""
+        try:
+            async with asyncio.timeout(output.due_s(self._silences)):
                 await output.changed()
+        except TimeoutError:
+            output.leave_silent(self._silences)
 
     async def _read(self, output: Output, plan: Plan) -> None:
         """Give an output a detokenizer and replay to it what there is."""
         pace = self._pace
         wait_s = pace.resume_wait_s if output.reader_losses else pace.text_wait_s
-        reader = output.begin_reader()
+        longest = max((len(stop.encode()) for stop in plan.request.stop), default=0)
+        reader = output.begin_reader(held_ids=HELD_IDS + longest)
         try:
             reader.entry = await self._decoder.open(
                 reader, plan.options, plan.serving, wait_s=wait_s

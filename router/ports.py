@@ -75,6 +75,9 @@ class TextEntry(Protocol):
     def end(self) -> None:
         """Say that all ids have been sent."""
 
+    def blame(self) -> None:
+        """Hold against its detokenizer that it was silent: others are asked first."""
+
     def cancel(self) -> None:
         """Give it up; idempotent."""
 

@@ -5,7 +5,8 @@ Pure: knows errors and places; no clock, no fleet.
 
 from dataclasses import dataclass
 
-from radixmesh.errors import RESUMABLE, MeshError, RequestPoisoned, Unavailable
+from radixmesh.errors import RESUMABLE, GroupLost, MeshError, RequestPoisoned, Unavailable
+from router.waits import Growing
 
 # A replica in one of its lives: group, dp_rank, incarnation.
 Place = tuple[str, int, int]
@@ -25,6 +26,14 @@ FULL_LIMIT = 2
 FRUITLESS_LIMIT = 6
 PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
+_PAUSES = Growing(PAUSE_S, MAX_PAUSE_S)
+
+
+class NoSignOfLife(GroupLost):
+    """A replica showed nothing for too long; the router gave the attempt up. For this router only.
+
+    A client that hears of it has seen `GROUP_LOST`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,7 @@ class Retries:
         self.resuming = False
         self._dead: set[Place] = set()
         self._full: set[Place] = set()
+        self._silent: set[Place] = set()
         self._suspicion = 0.0
         self._fruitless = 0
         self._last: MeshError | None = None
@@ -66,7 +76,7 @@ class Retries:
     @property
     def avoid(self) -> frozenset[Place]:
         """Places that the next attempt must not go to."""
-        return frozenset(self._dead | self._full)
+        return frozenset(self._dead | self._full | self._silent)
 
     def reason(self, nobody: MeshError) -> MeshError:
         """Return what to say when the wait for a place is over: that all were full, or `nobody`."""
@@ -76,9 +86,7 @@ class Retries:
     @property
     def pause_s(self) -> float:
         """Seconds to wait before the next attempt; none before the first retry."""
-        if self._fruitless < 2:
-            return 0.0
-        return min(PAUSE_S * 2.0 ** (self._fruitless - 2), MAX_PAUSE_S)
+        return _PAUSES.seconds(self._fruitless - 1)
 
     def note(self, loss: Loss) -> None:
         """Take a lost attempt into account.
@@ -103,7 +111,10 @@ class Retries:
     def _note_place(self, loss: Loss) -> None:
         if loss.gained:
             self._full.clear()
-        if loss.error.reason in FULL:
+        if isinstance(loss.error, NoSignOfLife):
+            # It may only rest: it is gone to again where there is no other.
+            self._silent.add(loss.place)
+        elif loss.error.reason in FULL:
             self._full.add(loss.place)
             if not self.resuming and len(self._full) >= FULL_LIMIT:
                 raise loss.error
@@ -133,8 +144,10 @@ def _elsewhere_may_help(error: MeshError) -> bool:
 
 def _suspicion(loss: Loss) -> float:
     """How likely it was this request that its replica died of."""
-    if loss.error.reason in TAKEN_DOWN and loss.sent:
+    silenced = isinstance(loss.error, NoSignOfLife)
+    if loss.error.reason in TAKEN_DOWN and loss.sent and not silenced:
         # Not only after it was accepted: a replica may die in the step that would say so.
         return 1.0 if loss.gained < WITNESS_IDS else 0.5
-    died_at_once = loss.error.reason == "LINK_LOST" and loss.started and not loss.gained
+    cut = silenced or loss.error.reason == "LINK_LOST"
+    died_at_once = cut and loss.started and not loss.gained
     return 0.5 if died_at_once else 0.0

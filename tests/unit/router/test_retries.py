@@ -3,6 +3,7 @@
 import pytest
 
 from radixmesh.errors import (
+    BY_REASON,
     Draining,
     GroupLost,
     InternalError,
@@ -14,7 +15,7 @@ from radixmesh.errors import (
     RankDesync,
     RequestPoisoned,
 )
-from router.retries import FRUITLESS_LIMIT, WITNESS_IDS, Loss, Place, Retries
+from router.retries import FRUITLESS_LIMIT, WITNESS_IDS, Loss, NoSignOfLife, Place, Retries
 
 HERE: Place = ("g0", 0, 1)
 THERE: Place = ("g1", 0, 1)
@@ -38,6 +39,39 @@ def test_a_place_that_is_gone_is_shunned(error: MeshError) -> None:
     assert retries.shuns(HERE)
     assert not retries.shuns(THERE)
     assert retries.resuming
+
+
+def test_a_silent_place_is_avoided_and_gone_to_where_there_is_no_other() -> None:
+    retries = Retries()
+    retries.note(loss(NoSignOfLife("x"), ran=True, gained=3))
+    assert retries.avoid == {HERE}
+    assert not retries.shuns(HERE)
+    assert retries.resuming
+
+
+def test_silence_before_anything_was_accepted_leaves_it_new_work() -> None:
+    retries = Retries()
+    for number in range(FRUITLESS_LIMIT - 1):
+        place = (f"g{number}", 0, 1)
+        retries.note(Loss(place=place, error=NoSignOfLife("x"), sent=True))
+    assert not retries.resuming
+    with pytest.raises(NoSignOfLife):
+        retries.note(Loss(place=HERE, error=NoSignOfLife("x"), sent=True))
+
+
+def test_prefills_that_replicas_never_come_back_from_are_poison_and_stalls_are_not() -> None:
+    retries = Retries()
+    for _ in range(20):
+        retries.note(loss(NoSignOfLife("x"), ran=True, gained=1))
+    for _ in range(3):
+        retries.note(loss(NoSignOfLife("x"), ran=True))
+    with pytest.raises(RequestPoisoned):
+        retries.note(loss(NoSignOfLife("x"), ran=True))
+
+
+def test_a_client_hears_of_silence_as_of_a_lost_replica() -> None:
+    assert NoSignOfLife.reason == GroupLost.reason
+    assert BY_REASON["GROUP_LOST"] is GroupLost
 
 
 def test_a_cut_link_leaves_no_grudge() -> None:
