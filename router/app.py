@@ -30,8 +30,11 @@ from router.edge.grpc import RouterService
 from router.edge.metered import Metered
 from router.edge.permit import Told
 from router.edge.tenants import Rate, Tenants
+from router.fleet.breaker import BreakerLimits
 from router.fleet.feed import Index
+from router.fleet.fitness import Judges
 from router.fleet.meters import Meters
+from router.fleet.outliers import OutlierLimits
 from router.fleet.registry import Fleet
 from router.fleet.worker_link import WorkerLink
 from router.gauges import Links, watch
@@ -98,13 +101,15 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     identity = Identity("router", uuid.uuid4().hex)
     rng = random.Random()
     metrics = RouterMetrics(CollectorRegistry())
+    index = _index(settings, metrics)
     fleet = Fleet(
         [],
         policy=POLICIES[settings.policy](),
         connect=lambda address, events: WorkerLink(
             address, events, identity=identity, limits=limits, rng=rng
         ),
-        index=_index(settings, metrics),
+        index=index,
+        judges=_judges(settings, index.meters),
         rng=rng,
     )
     tokenizers: Pool[TokenizerInstance] = Pool(
@@ -149,6 +154,14 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         pipeline=pipeline,
         discovery=discovery,
         readiness=Readiness(discovery, fleet.groups, [tokenizers, detokenizers]),
+    )
+
+
+def _judges(settings: RouterSettings, meters: Meters) -> Judges:
+    return Judges(
+        BreakerLimits(failures=settings.breaker_failures, open_s=settings.breaker_open_s),
+        OutlierLimits(ratio=settings.outlier_ratio),
+        on_turn=meters.turned,
     )
 
 
@@ -200,6 +213,8 @@ def pace_of(settings: RouterSettings) -> Pace:
         ready_wait_s=settings.ready_wait_s,
         text_wait_s=settings.ready_wait_s,
         resume_wait_s=settings.resume_wait_s,
+        attempt_timeout_s=settings.attempt_timeout_s,
+        text_timeout_s=settings.text_timeout_s,
         stream_interval_s=settings.stream_interval_ms / 1000,
         default_max_tokens=settings.default_max_tokens,
     )
