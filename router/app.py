@@ -132,7 +132,8 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     pipeline = Pipeline(
         fleet,
         texts=Texts(
-            Tokenizers(tokenizers, wait_s=settings.ready_wait_s), Detokenizers(detokenizers)
+            Tokenizers(tokenizers, wait_s=settings.ready_wait_s, try_s=settings.text_timeout_s),
+            Detokenizers(detokenizers),
         ),
         admit=admission.admit,
         pace=pace_of(settings),

@@ -409,6 +409,7 @@ class Output:
         if reader is not self.reader:
             return
         self.reader = None
+        reader.free()
         self._on_loss("detokenizer", error.reason)
         self.reader_losses += 1
         if error.reason not in RESUMABLE or self.reader_losses >= READER_LOSSES_LIMIT:

@@ -3,28 +3,16 @@
 Knows what became of the requests that were sent there; no request, no replica, no
 clock (instants come as `now`). Only what speaks of the replica counts: not what was
 wrong with a request, not that the replica has enough to do, not that somebody left.
-
-A `Gate` is the door of it, and of whatever else keeps work away: closed, it lets all
-through; open, nobody, for a time that grows; after that one request, as a probe, and
-what becomes of that decides.
 """
 
 import enum
 from dataclasses import dataclass
 
-from router.waits import Growing
+from router.gates import Gate
 
 # What a replica says or does when something is wrong with it. Errors of a request, of a link,
 # back-pressure (QUEUE_FULL, LINK_OVERLOADED, DRAINING), cancels and deadlines are not among them.
 FAULTS = frozenset({"GROUP_LOST", "RANK_DESYNC", "INTERNAL"})
-
-
-class State(enum.IntEnum):
-    """Whether work may pass."""
-
-    CLOSED = 1
-    OPEN = 2
-    HALF_OPEN = 3
 
 
 class Outcome(enum.Enum):
@@ -54,69 +42,6 @@ class BreakerLimits:
     failures: int = 5
     open_s: float = 10.0
     most_open_s: float = 300.0
-
-
-class Gate:
-    """Lets all through, or none, or one.
-
-    Args:
-        open_s: How long it is open for the first time.
-        most_open_s: For the longest time.
-    """
-
-    def __init__(self, open_s: float, most_open_s: float) -> None:
-        self.trips = 0  # ever: whoever was sent before the last one says nothing new
-        self._in_a_row = 0
-        self._waits = Growing(open_s, most_open_s)
-        self._shut_until: float | None = None
-        self._probing = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether all may pass."""
-        return self._shut_until is None
-
-    def state(self, now: float) -> State:
-        """Return whether work may pass."""
-        if self._shut_until is None:
-            return State.CLOSED
-        return State.OPEN if now < self._shut_until else State.HALF_OPEN
-
-    def allows(self, now: float) -> bool:
-        """Whether one more request may pass."""
-        if self._shut_until is None:
-            return True
-        return now >= self._shut_until and not self._probing
-
-    def opens_in(self, now: float) -> float:
-        """Seconds until a probe may pass; 0 when one may, or all may."""
-        return max(0.0, (self._shut_until or 0.0) - now)
-
-    def trip(self, now: float) -> None:
-        """Let nobody pass; each time for longer, until `reset`."""
-        self.trips += 1
-        self._in_a_row += 1
-        self._shut_until = now + self._waits.seconds(self._in_a_row)
-        self._probing = False
-
-    def take(self, now: float) -> bool:
-        """A request is sent, whatever `allows` says; return whether it is the probe."""
-        probes = self._shut_until is not None and self.allows(now)
-        self._probing = self._probing or probes
-        return probes
-
-    def give_back(self) -> None:
-        """The probe told nothing: another may be sent."""
-        self._probing = False
-
-    def close(self) -> None:
-        """Let all pass."""
-        self._shut_until = None
-        self._probing = False
-
-    def reset(self) -> None:
-        """All is well: the next time that it opens is a short one again."""
-        self._in_a_row = 0
 
 
 class Permit:

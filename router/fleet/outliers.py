@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from router.fleet.breaker import Gate
+from router.gates import Gate
 
 # Makes a deviation of normal noise from a median of absolute deviations.
 _NORMAL = 1.4826

@@ -80,9 +80,10 @@ class _Outbox:
 class TextEntry:
     """One output at one detokenizer."""
 
-    def __init__(self, instance: "DetokenizerInstance", entry_id: int) -> None:
+    def __init__(self, instance: "DetokenizerInstance", entry_id: int, *, probes: bool) -> None:
         self.instance = instance
         self._entry_id = entry_id
+        self._probes = probes
 
     def feed(self, position: int, ids: bytes) -> None:
         """Send ids, of which the first stands at `position`."""
@@ -93,9 +94,17 @@ class TextEntry:
         """Say that all ids have been sent."""
         self.instance.end(self._entry_id)
 
+    def blame(self) -> None:
+        """Hold against the detokenizer that it was silent: others are asked first."""
+        self.instance.blame()
+        self._probes = False
+
     def cancel(self) -> None:
         """Give the entry up; idempotent."""
         self.instance.cancel(self._entry_id)
+        if self._probes:
+            self._probes = False
+            self.instance.gate.give_back()
 
 
 class DetokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, TextSink]):
@@ -122,7 +131,7 @@ class DetokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, Text
         """
         entry_id = self._link.open(sink)
         self._box().opens[entry_id] = options
-        return TextEntry(self, entry_id)
+        return TextEntry(self, entry_id, probes=self.ask())
 
     def feed(self, entry_id: int, position: int, ids: bytes) -> None:
         """Send ids of an output; ignored when it is closed."""
@@ -172,6 +181,8 @@ class DetokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, Text
         """Hand text to those who wait."""
         if frame.HasField("info"):
             self._came_up(frame.info.model, frame.info.fingerprint)
+        if frame.pieces or frame.dones or frame.link.failures:
+            self.praise()
         for piece in frame.pieces:
             sink = self._link.entries.get(piece.entry_id)
             if sink is not None:

@@ -49,6 +49,10 @@ class Instance(Protocol):
     def pending_bytes(self) -> int:
         """Unsent bytes."""
 
+    @property
+    def shunned(self) -> bool:
+        """Whether others are to be asked first."""
+
     on_change: OnChange
 
     async def run(self) -> None:
@@ -191,6 +195,7 @@ class Pool(Generic[InstanceT]):
             return None
         wanted_ones = [one for one in fitting if one not in self._drained] or fitting
         allowed = [one for one in wanted_ones if one not in avoid] or wanted_ones
+        allowed = [one for one in allowed if not one.shunned] or allowed
         least = min(one.load for one in allowed)
         return self._rng.choice([one for one in allowed if one.load == least])
 

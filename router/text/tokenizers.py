@@ -21,6 +21,9 @@ from router.text.pool import Pool, Serving
 
 MAX_TRIES = 6
 RETRY_PAUSE_S = 0.05
+TRY_S = 15.0
+# A prompt may take so many seconds more per byte of it: a tenth of what was ever seen.
+SECONDS_PER_BYTE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class TokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, _Answe
     def __init__(
         self, address: str, *, identity: Identity, limits: LinkLimits, rng: random.Random
     ) -> None:
+        self._heard_at = 0.0
         super().__init__(
             address,
             attach=_attach,
@@ -61,12 +65,19 @@ class TokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, _Answe
             rng=rng,
         )
 
-    async def encode(self, prompt: pb.Prompt, *, timeout_s: float) -> bytes:
+    async def encode(self, prompt: pb.Prompt, *, timeout_s: float, silence_s: float) -> bytes:
         """Return the ids of one prompt.
 
+        Args:
+            prompt: Text or chat.
+            timeout_s: Until the deadline.
+            silence_s: If nothing has come from it for so long, that is held against it.
+
         Raises:
+            ServiceUnavailable: It was silent.
             MeshError: Of the prompt, or of the place.
         """
+        probes = self.ask()
         answer = _Answer()
         entry_id = self._link.open(answer, timeout_s=timeout_s)
         entry = pb.TokenizeEntry(
@@ -74,15 +85,32 @@ class TokenizerInstance(TextInstance[pb.AttachRequest, pb.AttachResponse, _Answe
         )
         try:
             self._link.send(pb.AttachRequest(tokenize=[entry]), Lane.WORK, entry_id=entry_id)
-            return await answer.ids
+            await self._answered(answer, silence_s)
+            return answer.ids.result()
         finally:
             # Nothing to do when the answer came; else the peer need not work on it.
             self._link.cancel(entry_id)
+            if probes:
+                self.gate.give_back()
+
+    async def _answered(self, answer: _Answer, silence_s: float) -> None:
+        """Wait for an answer as long as some answers come."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        while not answer.ids.done():
+            left_s = max(began, self._heard_at) + silence_s - now()
+            if left_s <= 0:
+                self.blame()
+                raise ServiceUnavailable(f"tokenizer {self.address} was silent")
+            await asyncio.wait([answer.ids], timeout=left_s)
 
     def on_frame(self, frame: pb.AttachResponse, /) -> None:
         """Hand results to those who wait."""
         if frame.HasField("info"):
             self._came_up(frame.info.model, frame.info.fingerprint)
+        if frame.results or frame.link.failures:
+            self._heard_at = asyncio.get_running_loop().time()
+            self.praise()
         for result in frame.results:
             answer = self._link.close(result.entry_id)
             if answer is not None:
@@ -95,11 +123,16 @@ class Tokenizers:
     Args:
         pool: Those processes.
         wait_s: Seconds that a prompt waits for one to connect.
+        try_s: When a tokenizer answers nothing for so many seconds, more for a long prompt,
+            another is asked.
     """
 
-    def __init__(self, pool: Pool[TokenizerInstance], *, wait_s: float) -> None:
+    def __init__(
+        self, pool: Pool[TokenizerInstance], *, wait_s: float, try_s: float = TRY_S
+    ) -> None:
         self._pool = pool
         self._wait_s = wait_s
+        self._try_s = try_s
 
     async def encode(
         self, prompt: TextPrompt | ChatPrompt, wanted: Serving, *, timeout_s: float
@@ -112,6 +145,7 @@ class Tokenizers:
             MeshError: The prompt is at fault, or the deadline passed.
         """
         message = _to_prompt(prompt)
+        silence_s = self._try_s + SECONDS_PER_BYTE * message.ByteSize()
         tried: set[TokenizerInstance] = set()
         last: MeshError = ServiceUnavailable("no tokenizer is reachable")
         for _ in range(MAX_TRIES):
@@ -121,7 +155,7 @@ class Tokenizers:
                 await asyncio.sleep(RETRY_PAUSE_S)
             serving = instance.serving
             try:
-                ids = await instance.encode(message, timeout_s=timeout_s)
+                ids = await instance.encode(message, timeout_s=timeout_s, silence_s=silence_s)
             except MeshError as error:
                 if error.reason not in RESUMABLE:
                     raise

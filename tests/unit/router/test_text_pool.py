@@ -18,6 +18,7 @@ class Instance:
     serving: Serving | None = None
     load: int = 0
     pending_bytes: int = 0
+    shunned: bool = False
     on_change: OnChange = lambda *, up: None
 
     async def run(self) -> None:
@@ -46,6 +47,15 @@ def test_one_that_failed_a_moment_ago_is_asked_only_when_it_is_the_only_one() ->
     assert instances.choose(WANTED, avoid=[failed]) is busy
     busy.serving = None
     assert instances.choose(WANTED, avoid=[failed]) is failed
+
+
+def test_one_that_was_silent_is_asked_only_when_it_is_the_only_one() -> None:
+    silent, failed = Instance(serving=WANTED, shunned=True), Instance(serving=WANTED, load=9)
+    instances = pool(silent, failed)
+    assert instances.choose(WANTED) is failed
+    assert instances.choose(WANTED, avoid=[failed]) is silent
+    failed.serving = None
+    assert instances.choose(WANTED) is silent
 
 
 def test_one_that_is_not_connected_or_serves_another_model_is_not_asked() -> None:

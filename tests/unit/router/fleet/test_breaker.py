@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixmesh.errors import BY_REASON
-from router.fleet.breaker import Breaker, BreakerLimits, Outcome, Permit, State, outcome_of
+from router.fleet.breaker import Breaker, BreakerLimits, Outcome, Permit, outcome_of
+from router.gates import State
 
 LIMITS = BreakerLimits(failures=3, open_s=10.0, most_open_s=35.0)
 

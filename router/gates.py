@@ -1,0 +1,80 @@
+"""A door that keeps work away from somebody for a while. Pure: instants come as `now`.
+
+Closed, it lets all through; open, nobody, for a time that grows; after that one
+request, as a probe, and what becomes of that decides. Whoever owns the gate judges.
+"""
+
+import enum
+
+from router.waits import Growing
+
+
+class State(enum.IntEnum):
+    """Whether work may pass."""
+
+    CLOSED = 1
+    OPEN = 2
+    HALF_OPEN = 3
+
+
+class Gate:
+    """Lets all through, or none, or one.
+
+    Args:
+        open_s: How long it is open for the first time.
+        most_open_s: For the longest time.
+    """
+
+    def __init__(self, open_s: float, most_open_s: float) -> None:
+        self.trips = 0  # ever: whoever was sent before the last one says nothing new
+        self._in_a_row = 0
+        self._waits = Growing(open_s, most_open_s)
+        self._shut_until: float | None = None
+        self._probing = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether all may pass."""
+        return self._shut_until is None
+
+    def state(self, now: float) -> State:
+        """Return whether work may pass."""
+        if self._shut_until is None:
+            return State.CLOSED
+        return State.OPEN if now < self._shut_until else State.HALF_OPEN
+
+    def allows(self, now: float) -> bool:
+        """Whether one more request may pass."""
+        if self._shut_until is None:
+            return True
+        return now >= self._shut_until and not self._probing
+
+    def opens_in(self, now: float) -> float:
+        """Seconds until a probe may pass; 0 when one may, or all may."""
+        return max(0.0, (self._shut_until or 0.0) - now)
+
+    def trip(self, now: float) -> None:
+        """Let nobody pass; each time for longer, until `reset`."""
+        self.trips += 1
+        self._in_a_row += 1
+        self._shut_until = now + self._waits.seconds(self._in_a_row)
+        self._probing = False
+
+    def take(self, now: float) -> bool:
+        """A request is sent, whatever `allows` says; return whether it is the probe."""
+        probes = self._shut_until is not None and self.allows(now)
+        self._probing = self._probing or probes
+        return probes
+
+    def give_back(self) -> None:
+        """The probe told nothing: another may be sent."""
+        self._probing = False
+
+    def close(self) -> None:
+        """Let all pass."""
+        self._shut_until = None
+        self._probing = False
+
+    def reset(self) -> None:
+        """All is well: the next time that it opens is a short one again."""
+        self._in_a_row = 0
