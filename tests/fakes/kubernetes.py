@@ -61,8 +61,9 @@ class FakeKubernetes:
 
     Attributes:
         lists, watches: How often these were asked, pages counted apart.
+        watchers: Watches that are open.
+        versions: What they began from.
         mute: Watchers are told nothing.
-        bookmarks: Watchers are told versions of changes that are none of theirs.
         page: Most items of one page.
     """
 
@@ -73,6 +74,7 @@ class FakeKubernetes:
         self.versions: list[int] = []
         self.mute = False
         self.page = 1000
+        self._hang_up = 0
         self._port = 0
         self._version = 100
         self._floor = 0
@@ -98,14 +100,15 @@ class FakeKubernetes:
         base = "/apis/discovery.k8s.io/v1"
         app.router.add_get(f"{base}/namespaces/{{namespace}}/endpointslices", self._get)
         app.router.add_get(f"{base}/endpointslices", self._get)
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
     async def leave(self) -> None:
-        """Break all watches and stop listening."""
+        """End all watches and stop listening."""
+        await self.hang_up()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -127,6 +130,12 @@ class FakeKubernetes:
         """Compact: nothing before now can be watched from, and watches end."""
         self._floor = self._version + 1
         await self.bookmark()
+
+    async def hang_up(self) -> None:
+        """End all watches, as an API server does every few minutes."""
+        async with self._changed:
+            self._hang_up += 1
+            self._changed.notify_all()
 
     async def bookmark(self) -> None:
         """Something else changed; watchers are told the version alone."""
@@ -177,6 +186,7 @@ class FakeKubernetes:
         self, request: web.Request, response: web.StreamResponse, version: int
     ) -> None:
         selector, namespace = request.query.get("labelSelector", ""), _namespace(request)
+        calls = self._hang_up
         while True:
             if version < self._floor:
                 said = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
@@ -187,8 +197,11 @@ class FakeKubernetes:
                 mine = namespace in {found["metadata"].get("namespace"), None}
                 if kind == "BOOKMARK" or (mine and _selected(found, selector)):
                     await response.write(_line(kind, found))
+            if calls != self._hang_up:
+                return
             async with self._changed:
-                if all(at <= version for at, _, _ in self._log) and version >= self._floor:
+                news = any(at > version for at, _, _ in self._log)
+                if not news and version >= self._floor and calls == self._hang_up:
                     await self._changed.wait()
 
 
