@@ -199,6 +199,8 @@ async def run_mesh(
     tokenizers: int = 1,
     detokenizers: int = 1,
     extra_groups: tuple[str, ...] = (),
+    extra_tokenizers: tuple[str, ...] = (),
+    extra_detokenizers: tuple[str, ...] = (),
     text_metrics: Sequence[int] = (0, 0),
     shape: dict[str, Any] | None = None,
     **flags: Any,
@@ -211,6 +213,7 @@ async def run_mesh(
         tokenizers: Services.
         detokenizers: Services.
         extra_groups: Addresses of groups that are not ours.
+        extra_tokenizers, extra_detokenizers: The same of services.
         text_metrics: Ports for the metrics pages of tokenizer and detokenizer; 0: none.
         shape: Of the fake workers, `FakeShape`.
         flags: Of the router.
@@ -240,8 +243,9 @@ async def run_mesh(
                 *(f"g{index}={LOOPBACK}:{proxy.port}" for index, proxy in enumerate(behind)),
                 *extra_groups,
             ],
-            tokenizers=[f"{LOOPBACK}:{proxy.port}" for proxy in encoding],
-            detokenizers=[f"{LOOPBACK}:{proxy.port}" for proxy in decoding],
+            tokenizers=[f"{LOOPBACK}:{proxy.port}" for proxy in encoding] + list(extra_tokenizers),
+            detokenizers=[f"{LOOPBACK}:{proxy.port}" for proxy in decoding]
+            + list(extra_detokenizers),
             **{
                 "port": 0,
                 "http_port": 0,

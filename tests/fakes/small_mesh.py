@@ -22,6 +22,7 @@ from radixmesh.errors import (
 )
 from router.fleet.ask import Ask, ModelInfo, SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
+from router.fleet.breaker import Outcome
 from router.fleet.views import CandidatePrice
 from router.fleet.workload import Charge
 from router.request import ChatPrompt, FinishReason, TextPrompt
@@ -104,6 +105,8 @@ class Replica:
     up: bool = True
     full: bool = False
     cached_tokens: int = 0
+    stalled: bool = False  # takes requests and does nothing
+    stepped_at: float = 0.0
     entries: list[WorkerEntry] = field(default_factory=list)
 
 
@@ -117,7 +120,10 @@ class SmallFleet:
         self.booked: set[int] = set()
         self.specs: list[SubmitSpec] = []
         self.asks: list[Ask] = []
+        self.sinks: list[WorkerSink] = []
         self.cancelled = 0
+        self.predicted_wait_s = 0.25
+        self.outcomes: list[tuple[str, Outcome]] = []
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
@@ -148,6 +154,8 @@ class SmallFleet:
         allowed = allowed or ready
         hinted = [one for one in allowed if one.group_id == ask.hint_group]
         chosen = min(hinted or allowed, key=lambda one: len(one.entries))
+        now = asyncio.get_running_loop().time
+        sent_at = now()
         booking = Booking(
             group_id=chosen.group_id,
             dp_rank=0,
@@ -157,7 +165,7 @@ class SmallFleet:
                 block_tokens=BLOCK_TOKENS,
                 prompt_blocks=len(ask.ids) // 4 // BLOCK_TOKENS,
                 matched_blocks=chosen.cached_tokens // BLOCK_TOKENS,
-                wait_s=0.25,
+                wait_s=self.predicted_wait_s,
             ),
             possible_blocks=chosen.cached_tokens // BLOCK_TOKENS,
             policy="price",
@@ -166,6 +174,8 @@ class SmallFleet:
             marks=Marks({}, ()),
             on_release=lambda booking: self.booked.discard(id(booking)),
             on_cached=lambda tokens: None,
+            on_outcome=lambda outcome: self.outcomes.append((chosen.group_id, outcome)),
+            silent_s=lambda: now() - max(sent_at, chosen.stepped_at),
         )
         self.booked.add(id(booking))
         return booking
@@ -179,6 +189,7 @@ class SmallFleet:
 
     def submit(self, booking: Booking, spec: SubmitSpec, sink: WorkerSink) -> WorkerEntry:
         self.specs.append(spec)
+        self.sinks.append(sink)
         replica = next(one for one in self.replicas if one.group_id == booking.group_id)
         if not replica.up:
             raise LinkLost("the link is down")
@@ -199,7 +210,8 @@ class SmallFleet:
 
     def step(self) -> None:
         for entry in self.entries:
-            if not entry.replica.full:
+            if not entry.replica.full and not entry.replica.stalled:
+                entry.replica.stepped_at = asyncio.get_running_loop().time()
                 entry.step()
 
     def kill(self, replica: Replica, error: type[MeshError] = GroupLost) -> None:
@@ -234,6 +246,9 @@ class SmallTextEntry:
 
     def end(self) -> None:
         self.ended = True
+
+    def blame(self) -> None:
+        self.decoder.blamed += 1
 
     def cancel(self) -> None:
         self.decoder.entries.discard(self)
@@ -280,6 +295,7 @@ class SmallDecoder:
         self.up = True
         self.paused = False
         self.opened = 0
+        self.blamed = 0
         self.entries: set[SmallTextEntry] = set()
 
     async def open(

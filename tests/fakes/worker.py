@@ -131,6 +131,7 @@ class FakeWorker(WorkerServiceServicer):
         cancelled: Entry numbers that ended without a finish, with the error.
         resnapshots: How often a router asked for a snapshot.
         paused: Queue, but generate nothing by itself.
+        deaf: Say nothing to new requests, not even that they are queued.
         refuse: Errors for the next requests, one each.
         lose_events: Count cache events but don't send them.
         silent_feed: Send no snapshot, event or digest.
@@ -146,6 +147,7 @@ class FakeWorker(WorkerServiceServicer):
         self.cancelled: dict[int, MeshError] = {}
         self.resnapshots = 0
         self.paused = False
+        self.deaf = False
         self.refuse: list[MeshError] = []
         self.lose_events = False
         self.silent_feed = False
@@ -287,6 +289,8 @@ class FakeWorker(WorkerServiceServicer):
             self._drop(handler, number)
 
         if not handler.session.open(number, on_cancel, remaining_ms=submit.remaining_ms):
+            return
+        if self.deaf:
             return
         error = self._refusal(submit)
         if error is not None:
