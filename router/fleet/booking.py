@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from router.fleet.breaker import Outcome, outcome_of
 from router.fleet.views import CandidatePrice
 from router.fleet.workload import Charge
-from router.tree.inflight import Marks
+from router.tree.marks import Marks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

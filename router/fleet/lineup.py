@@ -43,14 +43,15 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """A model that is served: its groups, and its replicas by name and by their feeds' numbers."""
+    """A model that is served: its groups, and its replicas by name, their rows by number."""
 
     name: str
     board: Board = field(default_factory=Board)
     groups: dict[str, GroupInfo] = field(default_factory=dict)
     sites: dict[Name, Site] = field(default_factory=dict)
-    numbers: dict[int, Site] = field(default_factory=dict)
+    numbers: dict[int, Row] = field(default_factory=dict)
     kinds: dict[Kind, int] = field(default_factory=dict)  # how many replicas
+    guessed: dict[Site, None] = field(default_factory=dict)  # whose views are not exact
     limits: ModelInfo | None = None
 
     def site_at(self, row: int) -> Site:
@@ -131,7 +132,8 @@ class Lineup:
         model, kind = self._models[group.info.model], Kind.of(group.info)
         name = (replica.group_id, replica.dp_rank)
         site = Site(group, replica, kind, model.board.add(name))
-        model.sites[name] = model.numbers[replica.feed.number] = site
+        model.sites[name] = site
+        model.numbers[replica.feed.number] = site.row
         model.kinds[kind] = model.kinds.get(kind, 0) + 1
         self._homes[replica] = model, site
         self.touch(replica)
@@ -144,6 +146,7 @@ class Lineup:
             return
         model, site = home
         site.row.leave()
+        model.guessed.pop(site, None)
         del model.sites[replica.group_id, replica.dp_rank], model.numbers[replica.feed.number]
         model.kinds[site.kind] -= 1
         if not model.kinds[site.kind]:
@@ -162,8 +165,12 @@ class Lineup:
         while self._changed:
             replica, _ = self._changed.popitem()
             if replica in self._homes:
-                _, site = self._homes[replica]
+                model, site = self._homes[replica]
                 site.row.set(self._stand(site.group, replica, now))
+                if replica.guessed:
+                    model.guessed[site] = None
+                else:
+                    model.guessed.pop(site, None)
 
     def find(self, name: str) -> Model:
         """Return a model; an empty name means the only one.

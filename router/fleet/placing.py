@@ -56,23 +56,24 @@ def look_up(model: Model, ask: Ask, index: Index, now: float) -> Holdings:
         keys = block_keys(ask.ids, block_tokens=kind.block_tokens, seed=namespace.seed())
         found.keys[kind] = keys
         # One id at least is always computed, or there would be nothing to draw from.
-        most = max(tokens - 1, 0) // kind.block_tokens
-        for number, depth in index.tree.match(keys).items():
-            site = model.numbers.get(number)
-            if site is not None:
-                found.held[site.row.index] = min(depth, most)
-        _add_expected(model, kind, found, most, now)
+        reusable = keys[: max(tokens - 1, 0) // kind.block_tokens]
+        held, soon = index.tree.reach(reusable)
+        _note(model, held, found.held)
+        _note(model, held, found.matched)
+        _note(model, soon, found.matched)
+        for site in model.guessed:
+            if site.kind == kind:
+                row = site.row.index
+                found.matched[row] = max(found.matched[row], site.replica.guess(reusable, now))
     return found
 
 
-def _add_expected(model: Model, kind: Kind, found: Holdings, most: int, now: float) -> None:
-    """Add what is about to be in the caches, and guesses where the view is not trusted."""
-    keys = found.keys[kind]
-    for site in model.sites.values():
-        if site.kind == kind:
-            row = site.row.index
-            depth = site.replica.matched(keys, found.held[row], now)
-            found.matched[row] = min(depth, most)
+def _note(model: Model, depths: dict[int, int], rows: list[int]) -> None:
+    numbers = model.numbers
+    for number, depth in depths.items():
+        row = numbers.get(number)
+        if row is not None:
+            rows[row.index] = depth
 
 
 def standing(group: Group, replica: Replica, now: float) -> Standing:

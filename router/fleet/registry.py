@@ -70,7 +70,6 @@ class Fleet:
     ) -> None:
         self._index = index or Index()
         self.tree = self._index.tree
-        self.inflight = self._index.inflight
         self.policy = policy
         self._clock = clock
         self._rng = rng or Random()
@@ -304,7 +303,7 @@ class Fleet:
             policy=self.policy.name,
             booked_at=now,
             charge=charged,
-            marks=self.inflight.mark(replica.feed.number, keys[price.matched_blocks :]),
+            marks=self.tree.mark(replica.feed.number, keys),
             on_release=unbook,
             on_cached=count_cached,
             on_outcome=on_outcome,

@@ -75,7 +75,6 @@ class Replica:
         self.counters = Counters()
         self.incarnation = 0
         self.withheld = ""  # why its group gets nothing new
-        self._inflight = index.inflight
         self._predicted = Predicted()
         self._bookings: dict[Booking, Sequence[int]] = {}
         self._reported = Reported.DOWN
@@ -217,14 +216,14 @@ class Replica:
         self._admitted = False
         self.feed.stop(now)
 
-    def matched(self, keys: Sequence[int], held: int, now: float) -> int:
-        """Return how many leading keys it holds or will hold; `held`: by the meta-tree."""
-        view = self.feed.view
-        if view is View.DEGRADED:
-            held = self._predicted.depth(keys, now)
-        elif view is View.BLIND:
-            held = 0
-        return self._inflight.depth(self.feed.number, keys, held)
+    @property
+    def guessed(self) -> bool:
+        """Whether what it holds is guessed from what was sent there."""
+        return self.feed.view is View.DEGRADED
+
+    def guess(self, keys: Sequence[int], now: float) -> int:
+        """Return how many leading keys it holds by what was sent there."""
+        return self._predicted.depth(keys, now)
 
     def book(self, booking: Booking, keys: Sequence[int], now: float) -> None:
         """Count a booking, from this moment on."""

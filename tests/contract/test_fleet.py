@@ -63,7 +63,7 @@ async def test_the_blocks_of_an_output_become_part_of_the_view() -> None:
         assert first.predicted_blocks == 0
         assert second.predicted_blocks == 8
         assert second.dp_rank == first.dp_rank
-        assert len(fleet.inflight) == 0
+        assert fleet.tree.marked_count == 0
 
 
 async def test_a_salt_is_a_namespace_of_its_own() -> None:
@@ -168,7 +168,7 @@ async def test_a_cancelled_output_frees_its_place_here_and_there() -> None:
         ticket.cancel()
         ticket.cancel()
         assert fleet.replicas()[0].in_flight == 0
-        assert len(fleet.inflight) == 0
+        assert fleet.tree.marked_count == 0
         await until(fleet, lambda: worker.running == 0)
         assert output.ends == 0
 

@@ -29,7 +29,7 @@ from router.request import ChatPrompt, FinishReason, TextPrompt
 from router.text.detokenizers import DecodeOptions, TextSink
 from router.text.pool import Serving
 from router.text.tokenizers import Encoded
-from router.tree.inflight import Marks
+from router.tree.marks import MarkTable
 from tests.fakes.prices import candidate_price
 
 MODEL = ModelInfo(
@@ -171,7 +171,7 @@ class SmallFleet:
             policy="price",
             booked_at=0.0,
             charge=Charge(0, 0),
-            marks=Marks({}, ()),
+            marks=MarkTable().mark(1, 1, ()),
             on_release=lambda booking: self.booked.discard(id(booking)),
             on_cached=lambda tokens: None,
             on_outcome=lambda outcome: self.outcomes.append((chosen.group_id, outcome)),

@@ -84,7 +84,7 @@ def test_siblings_that_arrive_together_meet_on_one_replica(four: FakeFleet) -> N
     for booking in bookings:
         booking.release()
     assert four.fleet.place(ask()).predicted_blocks == 0
-    assert len(four.fleet.inflight) == 16
+    assert four.fleet.tree.marked_count == 16
 
 
 def test_no_hit_is_predicted_for_the_block_of_the_id_that_is_always_computed(
@@ -99,7 +99,7 @@ def test_no_hit_is_predicted_for_the_block_of_the_id_that_is_always_computed(
 def test_the_feed_confirms_what_was_in_flight(four: FakeFleet) -> None:
     booking = four.fleet.place(ask())
     four.links["a"].events.on_change(booking.dp_rank, 1, 1, Stored(0, keys(PROMPT)))
-    assert len(four.fleet.inflight) == 0
+    assert four.fleet.tree.marked_count == 0
     booking.release()
     again = four.fleet.place(ask())
     assert (again.dp_rank, again.predicted_blocks) == (booking.dp_rank, 16)
@@ -259,14 +259,14 @@ def test_a_booking_goes_once_whoever_releases_it(four: FakeFleet) -> None:
     assert booking.released
     booking.release()
     assert [view.in_flight for view in four.fleet.replicas()] == [0, 0, 0, 0]
-    assert len(four.fleet.inflight) == 0
+    assert four.fleet.tree.marked_count == 0
 
 
 def test_a_booking_whose_owner_vanished_expires(four: FakeFleet) -> None:
     booking = four.fleet.place(ask())
     four.pass_time(LEASE_S + 1)
     assert booking.released
-    assert len(four.fleet.inflight) == 0
+    assert four.fleet.tree.marked_count == 0
 
 
 def test_a_new_incarnation_holds_nothing_and_its_old_blocks_never_come_back(
