@@ -4,13 +4,18 @@ Knows sequence numbers and the meta-tree; no wire, no loop, no clock (instants
 come as `now`). The rule: the view is EXACT only while it follows from a complete
 snapshot and every change after it. On a gap, an unknown parent or a digest that
 differs it drops the view at once, holds later changes back (boundedly many) and
-asks for a new snapshot.
+asks for a new snapshot. When a change comes too early what is missing has a moment to
+come too: the view is not trusted meanwhile, a snapshot is asked for, but what was is kept.
+
+A replica may also say too little without contradicting itself. What gives it away is
+that it reuses blocks of which it never told: then the view is DEGRADED until it reuses
+some that it told of.
 """
 
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from router.fleet.changes import Change, Chunk, Cleared, Digest, Removed, Stored
@@ -26,6 +31,10 @@ STRIKE_WINDOW_S = 60.0
 BACKOFF_INITIAL_S = 5.0
 BACKOFF_MAX_S = 60.0
 HELD_KEYS_LIMIT = 1 << 17
+REORDER_WINDOW = 8  # changes that may come before one that is missing
+REORDER_S = 0.25  # and for how long
+MUTE_DIGESTS = 2  # blocks are reused, and not told of before so many digests: they never will be
+UNTOLD_LIMIT = 64
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +88,9 @@ class Feed:
         self._held_keys = 0
         self._held_digest: Digest | None = None
         self._progress_at = 0.0
+        self._missing_since: float | None = None
+        self._untold: dict[int, int] = {}  # reused block -> digests since
+        self._mute = False
         self._strikes: deque[float] = deque()
         self._backoff_s = BACKOFF_INITIAL_S
         self._retry_at = 0.0
@@ -110,9 +122,11 @@ class Feed:
         self._tree.leave(self.number)
 
     def _reset(self, stage: _Stage, now: float) -> None:
-        self._drop_view()
+        self._tree.clear(self.number)
         self._inflight.forget(self.number)
         self._forget_held()
+        self._untold.clear()
+        self._mute, self._missing_since = False, None
         self._strikes.clear()
         self._backoff_s = BACKOFF_INITIAL_S
         self._stage, self.view, self._progress_at = stage, View.DEGRADED, now
@@ -123,6 +137,7 @@ class Feed:
             return
         if chunk.first:
             self._drop_view()
+            self._missing_since = None
             self._last, self._stage = chunk.as_of, _Stage.LOADING
             self._distrust(View.DEGRADED, now)
         elif self._stage is not _Stage.LOADING or chunk.as_of != self._last:
@@ -133,21 +148,40 @@ class Feed:
         except FeedBroken as error:
             self._lose(Loss.CONTRADICTION, str(error), now)
             return
-        self._inflight.confirm(self.number, chunk.keys)
+        self._heard(chunk.keys)
         if chunk.last:
             self._complete(now)
 
     def on_change(self, sequence: int, change: Change, now: float) -> None:
         """A numbered change came."""
-        if self._stage is _Stage.LIVE:
-            if sequence <= self._last:
-                return
-            if sequence == self._last + 1:
-                self._apply(sequence, change, now)
-                return
+        if self._stage is _Stage.LIVE and sequence > self._last + 1 + REORDER_WINDOW:
             self._lose(Loss.GAP, f"change {sequence} came after {self._last}", now)
-        if self._stage in (_Stage.WAITING, _Stage.LOADING):
+        if self._stage is not _Stage.LIVE:
+            if self._stage in (_Stage.WAITING, _Stage.LOADING):
+                self._hold(sequence, change)
+            return
+        if sequence == self._last + 1:
+            self._apply(sequence, change, now)
+            if self._missing_since is not None:
+                self._catch_up(now)
+        elif sequence > self._last:
+            if self._missing_since is None:
+                self._doubt(f"change {sequence} came after {self._last}", now)
             self._hold(sequence, change)
+
+    def on_reused(self, keys: Sequence[int]) -> None:
+        """The replica said that it found these leading blocks of a prompt in its cache.
+
+        What it never tells of, though it has it, gives a silent publisher away.
+        """
+        if self._stage is not _Stage.LIVE or not keys or self._tree.is_partial(self.number):
+            return
+        if self._tree.holds(self.number, keys[-1]):
+            self._mute = False
+            self._trust()
+        elif len(self._untold) < UNTOLD_LIMIT:
+            # It may still come: feeds are behind outputs on the link.
+            self._untold.setdefault(keys[-1], 0)
 
     def on_digest(self, digest: Digest, now: float) -> None:
         """The replica says what its cache holds."""
@@ -163,6 +197,7 @@ class Feed:
             self._lose(Loss.DIGEST, "the digest differs", now)
         else:
             self._progress_at = now
+            self._count_untold(now)
             if not self._recent_strikes(now):
                 self._backoff_s = BACKOFF_INITIAL_S
 
@@ -173,13 +208,17 @@ class Feed:
             self._lose(Loss.SILENCE, "the snapshot is late", now)
         elif self._stage is _Stage.LIVE and silent_s > SILENCE_S:
             self._lose(Loss.SILENCE, "the feed is silent", now)
+        elif self._missing_since is not None and now - self._missing_since > REORDER_S:
+            self._lose(Loss.GAP, f"change {self._last + 1} is missing", now)
         elif self._stage is _Stage.RESTING and now >= self._retry_at:
-            self._wait_for_snapshot(now)
+            self._stage, self._progress_at = _Stage.WAITING, now
+            self._request()
 
     def _complete(self, now: float) -> None:
         """The snapshot is whole: apply what was held back, in order."""
         self._stage = _Stage.LIVE
-        self.view = View.EXACT
+        self._missing_since = None
+        self._trust()
         held, digest = sorted(self._held.items()), self._held_digest
         self._forget_held()
         for sequence, change in held:
@@ -187,12 +226,43 @@ class Feed:
         if digest is not None:
             self.on_digest(digest, now)
 
+    def _catch_up(self, now: float) -> None:
+        """What came too early is in order now, as far as nothing else is missing."""
+        while self._stage is _Stage.LIVE and self._last + 1 in self._held:
+            change = self._held.pop(self._last + 1)
+            self._held_keys -= len(change.keys) + 1
+            self._apply(self._last + 1, change, now)
+        if self._stage is _Stage.LIVE and not self._held:
+            self._missing_since = None
+            if self._strikes:
+                self._strikes.pop()  # nothing was lost
+            self._trust()
+
+    def _heard(self, keys: Iterable[int]) -> None:
+        """It tells of these blocks."""
+        self._inflight.confirm(self.number, keys)
+        if self._untold:
+            for key in keys:
+                self._untold.pop(key, None)
+
+    def _count_untold(self, now: float) -> None:
+        """A proof came, and with it all that there was to tell before it."""
+        self._untold = {key: digests + 1 for key, digests in self._untold.items()}
+        if all(digests <= MUTE_DIGESTS for digests in self._untold.values()):
+            return
+        self._untold.clear()
+        if not self._mute:
+            self._mute = True
+            self._meters.view_lost(Loss.MUTE)
+            logger.warning("replica hides its cache", extra={"replica": self._name})
+            self._distrust(View.DEGRADED, now)
+
     def _apply(self, sequence: int, change: Change, now: float) -> None:
         try:
             match change:
                 case Stored():
                     self._tree.store(self.number, change.parent, change.keys)
-                    self._inflight.confirm(self.number, change.keys)
+                    self._heard(change.keys)
                 case Removed():
                     self._tree.remove(self.number, change.keys)
                 case Cleared():
@@ -203,30 +273,53 @@ class Feed:
             self._last = sequence
             self._meters.applied(change)
 
+    def _doubt(self, why: str, now: float) -> None:
+        """A change is missing: trust the view no more, ask, and keep it for a moment."""
+        self._strike(Loss.GAP, why, now)
+        self._distrust(View.DEGRADED, now)
+        self._missing_since = now
+        self._request()
+
     def _lose(self, loss: Loss, why: str, now: float) -> None:
         """The view can't be trusted: drop it; ask again, or rest after too many times."""
+        doubted = self._missing_since is not None
         self._drop_view()
+        self._missing_since = None
+        if not doubted:
+            self._strike(loss, why, now)
+        if loss is not Loss.GAP:
+            self._forget_held()  # else what came after the gap may follow the repair
+        if self._recent_strikes(now) >= STRIKES or self.view is View.BLIND:
+            self._rest(now)
+            return
+        self._distrust(View.DEGRADED, now)
+        self._stage, self._progress_at = _Stage.WAITING, now
+        if not doubted:
+            self._request()
+
+    def _strike(self, loss: Loss, why: str, now: float) -> None:
         self._meters.view_lost(loss)
         self._strikes.append(now)
         strikes = self._recent_strikes(now)
         logger.warning(
             "replica view lost", extra={"replica": self._name, "why": why, "strikes": strikes}
         )
-        if strikes < STRIKES and self.view is not View.BLIND:
-            self._distrust(View.DEGRADED, now)
-            self._wait_for_snapshot(now)
-            return
+
+    def _rest(self, now: float) -> None:
         self._distrust(View.BLIND, now)
         self._stage = _Stage.RESTING
         self._forget_held()
         self._retry_at = now + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
 
-    def _wait_for_snapshot(self, now: float) -> None:
-        self._forget_held()
-        self._stage, self._progress_at = _Stage.WAITING, now
+    def _request(self) -> None:
         self._meters.resync()
         self._ask()
+
+    def _trust(self) -> None:
+        """The view is whole, unless something is missing or hidden."""
+        doubted = self._mute or self._missing_since is not None
+        self.view = View.DEGRADED if doubted else View.EXACT
 
     def _distrust(self, view: View, now: float) -> None:
         was = self.view
@@ -235,7 +328,9 @@ class Feed:
             self._on_lost(now)
 
     def _drop_view(self) -> None:
-        self._tree.clear(self.number)
+        # What is booked there still comes.
+        self._tree.clear(self.number, keep_marks=True)
+        self._untold.clear()
 
     def _hold(self, sequence: int, change: Change) -> None:
         self._held_keys += len(change.keys) + 1

@@ -18,6 +18,7 @@ class Loss(enum.Enum):
     DIGEST = enum.auto()  # the replica's digest is another one
     CONTRADICTION = enum.auto()  # a change that can't follow from what was said before
     SILENCE = enum.auto()  # no snapshot, or no digest, in time
+    MUTE = enum.auto()  # the replica reuses what its feed never told of
 
 
 class Meters:

@@ -26,10 +26,13 @@ class Marks:
         self._place.take_back(self, self._keys, self._age)
         self._keys = ()
 
-    def move(self, place: "_Place") -> None:
-        """What has not come yet is expected at another place now."""
-        self._keys = self._place.left(self._keys, self._age)
-        self._place = place
+    def left(self) -> list[int]:
+        """Return the keys of blocks that have not come yet."""
+        return self._place.left(self._keys, self._age)
+
+    def move(self, place: "_Place", keys: Sequence[int]) -> None:
+        """These keys are what is left, and they are expected at another place now."""
+        self._keys, self._place = keys, place
         self._age = place.add(self, self._keys)
 
 
@@ -143,10 +146,11 @@ class MarkTable:
         old = self._places.pop(replica, None)
         if old is None:
             return
-        place = self._places[replica] = _Place(self.masks, bit)
-        for booking in old.bookings:
-            booking.move(place)
+        left = [(booking, booking.left()) for booking in old.bookings]
         old.clear()
+        place = self._places[replica] = _Place(self.masks, bit)
+        for booking, keys in left:
+            booking.move(place, keys)
 
     def forget(self, replica: int) -> None:
         """Drop all marks of a replica; its bookings may still be released later."""

@@ -196,6 +196,11 @@ class MetaTree:
         held = self._holders[replica]
         return held.block_count, held.xor_keys
 
+    def holds(self, replica: int, key: int) -> bool:
+        """Whether a replica holds the prefix that ends with `key`."""
+        mask = self._runs.masks[self._runs.of.get(key, NONE)]
+        return bool(mask & self._holders[replica].bit)
+
     def is_partial(self, replica: int) -> bool:
         """Whether the budget dropped some of the replica's keys."""
         return bool(self._holders.partial & self._holders[replica].bit)

@@ -9,6 +9,9 @@ from router.fleet.changes import Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.feed import (
     BACKOFF_MAX_S,
     HELD_KEYS_LIMIT,
+    MUTE_DIGESTS,
+    REORDER_S,
+    REORDER_WINDOW,
     SILENCE_S,
     SNAPSHOT_TIMEOUT_S,
     Feed,
@@ -51,6 +54,14 @@ class Rig:
         for key in self.keys:
             xor ^= key
         self.feed.on_digest(Digest(sequence, len(self.keys) + wrong, xor), now)
+
+    def miss(self, now: float) -> None:
+        self.feed.on_change(12, Stored(3, [4]), now)
+        self.feed.tick(now + REORDER_S + 0.1)
+
+    def miss_with_digest(self, now: float) -> None:
+        self.feed.on_change(12, Stored(3, [4]), now)
+        self.prove(12, now)
 
 
 @pytest.fixture
@@ -103,12 +114,54 @@ def test_a_change_that_comes_twice_counts_once(live: Rig) -> None:
     assert live.asked == 0
 
 
+def test_changes_in_the_wrong_order_are_put_in_order(live: Rig) -> None:
+    live.feed.on_change(13, Stored(5, [6]), 0.0)
+    live.feed.on_change(12, Stored(4, [5]), 0.1)
+    assert live.keys == {1, 2, 3}
+    assert live.view() is View.DEGRADED
+    live.feed.on_change(11, Stored(3, [4]), 0.2)
+    live.prove(13, 0.2)
+    live.feed.tick(5.0)
+    assert live.keys == {1, 2, 3, 4, 5, 6}
+    assert live.view() is View.EXACT
+    assert live.lost == [0.0]
+    assert live.asked == 1  # in vain, and no strike
+    live.snapshot(13, [1, 2, 3, 4, 5, 6], 5.0)
+    assert live.view() is View.EXACT
+
+
+def test_late_changes_do_not_make_a_replica_blind(live: Rig) -> None:
+    for last in range(10, 30, 2):
+        live.feed.on_change(last + 2, Stored(0, [last + 2]), 0.0)
+        live.feed.on_change(last + 1, Stored(0, [last + 1]), 0.0)
+        assert live.view() is View.EXACT
+
+
+def test_what_came_too_early_follows_the_repair(live: Rig) -> None:
+    live.feed.on_change(12, Removed([3]), 0.0)
+    live.feed.tick(1.0)
+    assert live.view() is View.DEGRADED
+    assert live.asked == 1
+    live.snapshot(11, CHAIN, 1.1)
+    assert live.keys == {1, 2}
+    assert live.view() is View.EXACT
+
+
 BREAKS: dict[str, Callable[[Rig], None]] = {
-    "gap": lambda rig: rig.feed.on_change(12, Stored(3, [4]), 1.0),
+    "gap": lambda rig: rig.feed.on_change(12 + REORDER_WINDOW, Stored(3, [4]), 1.0),
+    "a change that stays away": lambda rig: rig.miss(1.0),
+    "digest after a change that stays away": lambda rig: rig.miss_with_digest(1.0),
     "unknown parent": lambda rig: rig.feed.on_change(11, Stored(77, [4]), 1.0),
     "removed what is not there": lambda rig: rig.feed.on_change(11, Removed([77]), 1.0),
     "digest differs": lambda rig: rig.prove(10, 1.0, wrong=1),
     "digest ahead": lambda rig: rig.prove(11, 1.0),
+    "digest of another cache of that size": lambda rig: rig.feed.on_digest(Digest(10, 3, 9), 1.0),
+    "stored what is there": lambda rig: rig.feed.on_change(11, Stored(2, [3]), 1.0),
+    "stored twice at once": lambda rig: rig.feed.on_change(11, Stored(3, [4, 4]), 1.0),
+    "stored key 0": lambda rig: rig.feed.on_change(11, Stored(3, [4, 0]), 1.0),
+    "stored no number of 64 bits": lambda rig: rig.feed.on_change(11, Stored(3, [1 << 64]), 1.0),
+    "removed twice at once": lambda rig: rig.feed.on_change(11, Removed([3, 3]), 1.0),
+    "removed key 0": lambda rig: rig.feed.on_change(11, Removed([0]), 1.0),
     "silence": lambda rig: rig.feed.tick(SILENCE_S + 0.1),
     "another snapshot": lambda rig: rig.feed.on_chunk(Chunk(11, [1], [0], first=True), 1.0),
 }
@@ -135,7 +188,9 @@ def test_changes_after_a_gap_are_applied_after_the_repair_in_order(live: Rig) ->
 
 def test_a_snapshot_older_than_the_gap_does_not_repair_it(live: Rig) -> None:
     live.feed.on_change(12, Stored(3, [5]), 0.0)
-    live.snapshot(10, CHAIN)
+    live.feed.tick(REORDER_S + 0.1)
+    live.snapshot(10, CHAIN, 1.0)
+    live.feed.tick(1.0 + REORDER_S + 0.1)
     assert live.view() is View.DEGRADED
     assert live.asked == 2
     live.snapshot(12, [1, 2, 3])
@@ -221,3 +276,81 @@ def test_keys_that_the_budget_drops_still_count_for_the_proof() -> None:
     rig.feed.on_digest(Digest(4, 6, 1 ^ 2 ^ 3 ^ 10 ^ 11 ^ 12), 0.0)
     assert rig.view() is View.EXACT
     assert rig.keys == {10, 11, 12}
+
+
+def reuse(rig: Rig, keys: list[int], *, digests: int) -> None:
+    """The replica says that it reused these blocks; so many proofs follow."""
+    rig.feed.on_reused(keys)
+    for _ in range(digests):
+        rig.prove(rig.feed._last)
+
+
+def test_who_reuses_what_it_never_told_of_is_not_trusted(rig: Rig) -> None:
+    rig.snapshot(0, [])
+    reuse(rig, [1, 2], digests=MUTE_DIGESTS)
+    assert rig.view() is View.EXACT
+    rig.prove(0)
+    assert rig.view() is View.DEGRADED
+    assert rig.lost == [0.0]
+    assert rig.asked == 0
+    rig.snapshot(0, [])
+    assert rig.view() is View.DEGRADED
+
+
+def test_a_replica_that_speaks_again_is_trusted_again(rig: Rig) -> None:
+    rig.snapshot(0, [])
+    reuse(rig, [1, 2], digests=MUTE_DIGESTS + 1)
+    rig.feed.on_change(1, Stored(0, [7, 8]), 0.0)
+    assert rig.view() is View.DEGRADED
+    rig.feed.on_reused([7, 8])
+    assert rig.view() is View.EXACT
+
+
+def test_blocks_that_are_told_of_after_their_reuse_are_no_secret(rig: Rig) -> None:
+    rig.snapshot(0, [])
+    reuse(rig, [1, 2], digests=MUTE_DIGESTS)
+    rig.feed.on_change(1, Stored(0, [1, 2]), 0.0)
+    rig.feed.on_change(2, Removed([2, 1]), 0.0)
+    for _ in range(5):
+        rig.prove(2)
+    assert rig.view() is View.EXACT
+
+
+def test_a_replica_that_reuses_nothing_has_nothing_to_tell(rig: Rig) -> None:
+    """A cache that is switched off, or prompts shorter than a block."""
+    rig.snapshot(0, [])
+    for _ in range(100):
+        reuse(rig, [], digests=1)
+    assert rig.view() is View.EXACT
+
+
+def test_what_the_budget_dropped_was_told_of(live: Rig) -> None:
+    live.tree._budget = 2 * BYTES_PER_KEY + BYTES_PER_RUN
+    live.feed.on_change(11, Stored(3, [4]), 0.0)
+    assert live.tree.is_partial(live.feed.number)
+    live.feed.on_reused([1, 2, 3, 4])
+    for _ in range(5):
+        live.feed.on_digest(Digest(11, 4, 1 ^ 2 ^ 3 ^ 4), 0.0)
+    assert live.view() is View.EXACT
+
+
+def test_a_lost_view_keeps_what_is_booked_and_an_empty_cache_does_not(live: Rig) -> None:
+    tree, number = live.tree, live.feed.number
+    tree.mark(number, [1, 2, 3, 4, 5])
+    live.prove(10, wrong=1)
+    assert tree.reach([1, 2, 3, 4, 5]) == ({}, {})
+    live.snapshot(10, CHAIN)
+    assert tree.reach([1, 2, 3, 4, 5]) == ({number: 3}, {number: 5})
+    live.feed.on_change(11, Cleared(), 0.0)
+    assert tree.marked_count == 0
+
+
+def test_a_feed_that_starts_over_unannounced_is_not_trusted_for_long(live: Rig) -> None:
+    now = 0.0
+    for sequence in range(1, 4):
+        now += 5.1
+        live.feed.on_change(sequence, Stored(0, [sequence + 20]), now)
+        live.feed.on_digest(Digest(sequence, sequence, 0), now)
+        live.feed.tick(now)
+    assert live.view() is View.DEGRADED
+    assert live.asked == 1
