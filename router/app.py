@@ -217,6 +217,7 @@ def pace_of(settings: RouterSettings) -> Pace:
         attempt_timeout_s=settings.attempt_timeout_s,
         text_timeout_s=settings.text_timeout_s,
         stream_interval_s=settings.stream_interval_ms / 1000,
+        max_pending_bytes=settings.client_buffer_bytes,
         default_max_tokens=settings.default_max_tokens,
     )
 
@@ -279,6 +280,7 @@ async def _edges(
         Metered(core.pipeline, core.metrics, edge="grpc"),
         api_key=ApiKey(settings.api_key),
         request_timeout_s=settings.request_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
     )
     operate = FleetService(core.fleet, core.pipeline)
     public = Server(f"{settings.host}:{settings.port}", [(ROUTER_SERVICE, generate.add_to)])
@@ -315,6 +317,7 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
         api_key=settings.api_key,
         cors_origins=tuple(settings.cors_origins),
         request_timeout_s=settings.request_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
     )
     app = build_http(
         Metered(core.pipeline, core.metrics, edge="http"),
@@ -322,7 +325,8 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
         registry=core.metrics.registry,
         limits=limits,
     )
-    return HttpListener(app, settings.host, settings.http_port)
+    unread_s = 2 * settings.write_timeout_s
+    return HttpListener(app, settings.host, settings.http_port, unread_s=unread_s)
 
 
 async def _tell_health(core: Core, public: Server) -> None:
