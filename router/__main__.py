@@ -16,9 +16,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from radixmesh.rpc.lifecycle import lacking, start
     from radixmesh.settings import load
     from router.app import serve
+    from router.gateway import Refused, translate
     from router.settings import RouterSettings
 
-    settings = load(RouterSettings, sys.argv[1:] if argv is None else argv, prog=PROG)
+    try:
+        flags = translate(sys.argv[1:] if argv is None else argv)
+    except Refused as error:
+        sys.stderr.write(f"{PROG}: {error}\n")
+        return 2
+    settings = load(RouterSettings, flags, prog=PROG)
     title = f"groups={len(settings.groups)} policy={settings.policy}"
     try:
         return start(
@@ -29,7 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_json=settings.log_json,
         )
     except ModuleNotFoundError as error:
-        return lacking(PROG, error, "http")
+        return lacking(PROG, error, _extra_with(error.name or ""))
+
+
+def _extra_with(module: str) -> str:
+    """Return the extra of the installation that brings a module."""
+    return "kubernetes" if module in {"kubernetes_asyncio", "aiohttp"} else "http"
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from router.fleet.breaker import BreakerLimits
 from router.fleet.feed import Index
 from router.fleet.fitness import Judges
 from router.fleet.meters import Meters
+from router.fleet.operation import flush_cache
 from router.fleet.outliers import OutlierLimits
 from router.fleet.registry import Fleet
 from router.fleet.worker_link import WorkerLink
@@ -312,6 +313,7 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
     # Only here: the `http` extra may not be installed.
     from router.edge.http import HttpLimits, build_http
     from router.edge.listener import HttpListener
+    from router.edge.workers import WorkersAccess, add_workers
 
     limits = HttpLimits(
         api_key=settings.api_key,
@@ -325,6 +327,12 @@ def _http(settings: RouterSettings, core: Core, stop: asyncio.Event) -> Listener
         registry=core.metrics.registry,
         limits=limits,
     )
+    access = WorkersAccess(
+        on=settings.workers_api,
+        api_key=settings.api_key,
+        leave_grace_s=settings.leave_grace_s,
+    )
+    add_workers(app, core.fleet, access, flush_cache)
     unread_s = 2 * settings.write_timeout_s
     return HttpListener(app, settings.host, settings.http_port, unread_s=unread_s)
 

@@ -31,7 +31,9 @@ class TenantLimits(BaseModel):
 class RouterSettings(MemberSettings):
     """The mesh's front door: routes requests to worker groups, and keeps their streams alive.
 
-    Lists are comma-separated on the command line and lists in the file.
+    Lists are comma-separated on the command line and lists in the file. Flags of SGLang's gateway
+    are understood: --worker-urls grpc://HOST:PORT ... and what goes with it; there --port is the
+    HTTP port.
     """
 
     model_config = SettingsConfigDict(env_prefix="RADIXMESH_ROUTER_")

@@ -30,6 +30,15 @@ def test_a_router_without_fastapi_names_its_extra() -> None:
     )
 
 
+def test_a_router_that_is_to_ask_kubernetes_names_the_extra_for_it() -> None:
+    asking = ROUTER.replace("'--port=0'", "'--groups-service=workers', '--port=0'")
+    ended = without("kubernetes_asyncio", asking)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        "radixmesh-router: needs kubernetes_asyncio; run: pip install 'radixmesh[kubernetes]'"
+    )
+
+
 @pytest.mark.parametrize("role", ["tokenizer", "detokenizer"])
 def test_a_text_service_without_tokenizers_names_its_extra(model_dir: Path, role: str) -> None:
     ended = without("tokenizers", TEXT.format(role=role, model=model_dir))
