@@ -196,9 +196,9 @@ class Reader:
         """Whether it has ids that it can't be holding back."""
         return self._ended or self.sent - self._consumed > self._held_ids
 
-    def due_s(self, silence_s: float) -> float | None:
-        """Return in how many seconds at the earliest to give it up; None: it owes nothing."""
-        return self._owes_since + silence_s - self._clock() if self._owes else None
+    def due_s(self, silence_s: float) -> float:
+        """Return in how many seconds at the earliest it is to be given up."""
+        return self._owes_since + silence_s - self._clock() if self._owes else silence_s
 
     def give_up(self) -> None:
         """Give up its entry because nothing comes, which is held against the detokenizer."""
@@ -292,7 +292,7 @@ class Output:
         return self.reader
 
     def due_s(self, silences: Silences) -> float | None:
-        """Return in how many seconds to look who is silent; None while nobody owes anything."""
+        """Return in how many seconds to look who is silent; None while nobody is waited for."""
         attempt = self.attempt.due_s(silences.attempt_s) if self.attempt else None
         reader = self.reader.due_s(silences.text_s) if self.reader else None
         return min((due for due in (attempt, reader) if due is not None), default=None)

@@ -626,7 +626,12 @@ async def test_what_a_fenced_replica_still_says_is_not_heard(mesh: Mesh) -> None
 
     def script(step: int) -> None:
         stalls(step)
-        if len(mesh.fleet.sinks) == 2:
+        if step == 9:
+            for replica in mesh.fleet.replicas:
+                replica.up = False  # so that there is nobody to go to for a while
+        if mesh.losses and len(mesh.fleet.sinks) == 1:
+            mesh.fleet.revive(mesh.fleet.replicas[1])
+        if mesh.losses:
             # It wakes up with ids at every position that may be the next one, and dies again.
             for position in range(40):
                 mesh.fleet.sinks[0].on_tokens(position, pack_ids([120]), [], 0)
@@ -718,6 +723,20 @@ async def test_a_detokenizer_that_stalls_is_left(mesh: Mesh, after: int) -> None
     mesh.assert_nothing_is_held()
 
 
+async def test_a_detokenizer_that_stalls_is_left_while_the_output_goes_on(mesh: Mesh) -> None:
+    def script(step: int) -> None:
+        mesh.decoder.paused = step >= 12 and not mesh.decoder.blamed
+        for replica in mesh.fleet.replicas:
+            # The last id comes long after: it is not what calls attention to the silence.
+            replica.stalled = step >= 120 and not mesh.decoder.blamed
+
+    mesh.script = script
+    pace = replace(IMPATIENT, attempt_timeout_s=0)
+    got = await collect(mesh, ask(200, timeout_s=2.0), pace)
+    assert got.texts == {0: expected_text(PROMPT, 200)}
+    assert mesh.losses == [("detokenizer", "SERVICE_UNAVAILABLE")]
+
+
 async def test_detokenizers_that_all_stall_end_it_in_a_typed_error(mesh: Mesh) -> None:
     mesh.decoder.paused = True
     assert isinstance(await failure(mesh, ask(200), IMPATIENT), ServiceUnavailable)
@@ -744,17 +763,18 @@ async def test_a_detokenizer_that_owes_nothing_may_be_silent(mesh: Mesh) -> None
 async def test_text_that_a_stop_string_holds_back_is_no_silence(mesh: Mesh) -> None:
     whole = expected_text(PROMPT, 300)
     stop = whole[10:260] + "#"
-    slow = 0
+    rested: list[float] = []
 
     def script(step: int) -> None:
-        nonlocal slow
-        # 250 characters are held back while the stream goes slowly.
-        mesh.fleet.replicas[0].stalled = mesh.fleet.replicas[1].stalled = step % 4 != 0
-        slow += 1
+        # In the middle of 250 characters that are held back the worker rests.
+        now = asyncio.get_running_loop().time()
+        if step == 150:
+            rested.append(now)
+        for replica in mesh.fleet.replicas:
+            replica.stalled = bool(rested) and now - rested[0] < 0.3
 
     mesh.script = script
-    pace = replace(IMPATIENT, attempt_timeout_s=0, text_timeout_s=0.02)
-    got = await collect(mesh, ask(300, stop=(stop,)), pace)
+    got = await collect(mesh, ask(300, stop=(stop,)), replace(IMPATIENT, attempt_timeout_s=0))
     assert got.texts == {0: whole}
     assert not mesh.losses
 
