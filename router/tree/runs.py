@@ -317,7 +317,15 @@ class Runs:
             if len(self.masks) <= _SPARSE * self.count + _SMALL:
                 break
             self._shorten()
+        if sys.getsizeof(self.parents) > _SPARSE * KEY_BYTES * (len(self.parents) + _SMALL):
+            self._fit_columns()
         self._shrink_map()
+
+    def _fit_columns(self) -> None:
+        """Copy the columns: an array that gets shorter keeps its memory."""
+        self.parents, self.used = self.parents[:], self.used[:]
+        self.children, self._heirs = self.children[:], self._heirs[:]
+        self.hits = self.hits[:]
 
     def _shrink_map(self) -> None:
         if sys.getsizeof(self.of) > _IDLE_BYTES_PER_KEY * (len(self.of) + _SMALL):
