@@ -39,7 +39,8 @@ class RouterSettings(MemberSettings):
     model_config = SettingsConfigDict(env_prefix="RADIXMESH_ROUTER_")
 
     policy: str = "price"
-    """How a replica is chosen: price, round_robin or random."""
+    """How a replica is chosen: price, cache_aware, least_load, power_of_two, round_robin, random
+    or consistent_hash."""
     cache_threshold: float = Field(0.3, ge=0, le=1)
     """Policy cache_aware: share of a prompt that must be held somewhere to go there for it."""
     balance_abs_threshold: float = Field(64, ge=0)
@@ -63,6 +64,13 @@ class RouterSettings(MemberSettings):
     """Port of the metrics page; 0 means none (the HTTP port has one too)."""
     metrics_host: str = ""
     """Address that the metrics page listens on; empty is --host."""
+    processes: int = Field(1, ge=1, le=256)
+    """Routers on this host, each a process with its own ports, links and index. Number i has the
+    ports above plus i times --port-step, and every limit for itself."""
+    port_step: int = Field(1, ge=1)
+    """What the ports of --processes differ by."""
+    process_number: int | None = Field(None, ge=0)
+    """Which of --processes this is; they set it themselves."""
     cors_origins: Names = Field(default_factory=lambda: ["*"])
     """Origins of web pages that may call the HTTP API, comma-separated."""
 
@@ -148,3 +156,26 @@ class RouterSettings(MemberSettings):
         if self.workers_api and not self.api_key and not _is_loopback(self.host):
             raise ValueError(f"--workers-api on {self.host} needs --api-key")
         return self
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if not self._overlap(self.port_step):
+            return self
+        step = next(step for step in range(1, 65_536) if not self._overlap(step))
+        raise ValueError(
+            f"ports of --processes overlap: give --port-step={step}, or ports further apart"
+        )
+
+    def _overlap(self, step: int) -> bool:
+        numbers = range(self.processes)
+        taken = [port for number in numbers for port in self._ports(number, step).values() if port]
+        return self.processes > 1 and len(set(taken)) < len(taken)
+
+    def _ports(self, number: int, step: int) -> dict[str, int]:
+        names = ("port", "fleet_port", "metrics_port", *(["http_port"] if self.http else []))
+        first = {name: int(getattr(self, name)) for name in names}
+        return {name: port and port + number * step for name, port in first.items()}
+
+    def ports_of(self, number: int) -> dict[str, int]:
+        """Return the ports of one of the processes, by field; 0 stays 0."""
+        return self._ports(number, self.port_step)

@@ -35,11 +35,15 @@ class ServiceFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Pauses before restarts: they double, and begin anew after a life of `steady_s`."""
+    """Pauses before restarts: they double, and begin anew after a life of `steady_s`.
+
+    A process is given up when none of its first `tries` lives was steady; None: never.
+    """
 
     first_s: float = 0.2
     longest_s: float = 5.0
     steady_s: float = 10.0
+    tries: int | None = None
 
     def after(self, previous_s: float, lived_s: float) -> float:
         """Return the next pause, given the last one (0: none) and how long it ran since."""
@@ -77,6 +81,7 @@ class Child:
         self._on_start = on_start
         self._backoff = backoff or Backoff()
         self._grace_s = grace_s
+        self._tries = self._backoff.tries
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._last_line = "it does not say why"
@@ -88,7 +93,8 @@ class Child:
         """Keep the process running until `stop`.
 
         Raises:
-            ServiceFailed: It ended as one that would refuse the same command line again.
+            ServiceFailed: It ended as one that would refuse the same command line again,
+                or was never steady in all its tries.
         """
         pause_s = 0.0
         try:
@@ -99,7 +105,9 @@ class Child:
                     return
                 if status == _USAGE_STATUS:
                     raise ServiceFailed(f"{self.name} cannot start: {self._last_line}")
-                pause_s = self._backoff.after(pause_s, time.monotonic() - began)
+                lived_s = time.monotonic() - began
+                self._check_tries(lived_s)
+                pause_s = self._backoff.after(pause_s, lived_s)
                 self._say(self.name, f"ended with status {status}; starts again in {pause_s:g} s")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
@@ -107,6 +115,13 @@ class Child:
         finally:
             self.pid = None
             self._ended.set()
+
+    def _check_tries(self, lived_s: float) -> None:
+        if lived_s >= self._backoff.steady_s:
+            # It can work: whatever ends it from now on may pass.
+            self._tries = None
+        elif self._tries is not None and self.starts >= self._tries:
+            raise ServiceFailed(f"{self.name} does not stay up: {self._last_line}")
 
     async def stop(self) -> None:
         """End the process for good; returns when it is gone."""

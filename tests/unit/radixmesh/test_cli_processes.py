@@ -160,3 +160,23 @@ def test_pauses_double_to_a_bound_and_begin_anew_after_a_long_life() -> None:
         pauses.append(backoff.after(pauses[-1], 0.1))
     assert pauses[1:] == [0.2, 0.4, 0.8, 1.0]
     assert backoff.after(1.0, 11.0) == 0.2
+
+
+async def test_a_process_that_never_stays_up_is_given_up_with_its_last_words() -> None:
+    say = Lines()
+    backoff = Backoff(first_s=0.01, longest_s=0.02, tries=3)
+    it = Child("it", [sys.executable, "-c", "print('no port'); exit(1)"], say=say, backoff=backoff)
+    async with asyncio.timeout(15):
+        with pytest.raises(ServiceFailed, match="it does not stay up: no port"):
+            await it.run()
+    assert it.starts == 3
+
+
+async def test_a_process_that_was_steady_once_is_never_given_up() -> None:
+    say = Lines()
+    backoff = Backoff(first_s=0.01, longest_s=0.02, steady_s=0.0, tries=1)
+    it = Child("it", [sys.executable, "-c", "print('up'); exit(1)"], say=say, backoff=backoff)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(it.run())
+        await say.until("up", 3)
+        await it.stop()

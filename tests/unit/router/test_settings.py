@@ -81,3 +81,23 @@ def test_a_tenant_limit_that_is_none_is_refused(
         read(f"--tenant-limits={given}")
     assert ended.value.code == 2
     assert "--tenant-limits.a.tokens" in capsys.readouterr().err
+
+
+def test_processes_have_ports_in_steps_and_zero_stays_zero() -> None:
+    settings = read("--processes=3", "--port=4000", "--http-port=0", "--fleet-port=4100")
+    assert settings.ports_of(2) == {
+        "port": 4002,
+        "http_port": 0,
+        "fleet_port": 4102,
+        "metrics_port": 0,
+    }
+    assert "http_port" not in read("--no-http", "--processes=2", "--port-step=9").ports_of(0)
+
+
+def test_ports_that_would_meet_are_refused_with_a_step_that_helps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        read("--processes=2")
+    assert "--port-step=4" in capsys.readouterr().err
+    assert read("--processes=2", "--port-step=4").ports_of(1)["http_port"] == 30004
