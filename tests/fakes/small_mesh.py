@@ -296,6 +296,7 @@ class SmallDecoder:
         self.paused = False
         self.opened = 0
         self.blamed = 0
+        self.options: list[DecodeOptions] = []
         self.entries: set[SmallTextEntry] = set()
 
     async def open(
@@ -305,6 +306,7 @@ class SmallDecoder:
             await asyncio.sleep(wait_s)
             raise ServiceUnavailable("no detokenizer is reachable")
         self.opened += 1
+        self.options.append(options)
         entry = SmallTextEntry(self, sink, options)
         self.entries.add(entry)
         return entry

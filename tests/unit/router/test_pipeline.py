@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 
@@ -29,6 +29,7 @@ from radixmesh.errors import (
     UnknownToken,
 )
 from router.edge.admission import Admission
+from router.fleet.ask import SubmitSpec
 from router.fleet.breaker import Outcome
 from router.pipeline import Pace, Pipeline
 from router.ports import Texts
@@ -44,6 +45,7 @@ from router.request import (
     Sampling,
     TextPrompt,
 )
+from router.text.detokenizers import DecodeOptions
 from tests.fakes.small_mesh import (
     SmallDecoder,
     SmallEncoder,
@@ -534,6 +536,81 @@ async def test_random_deaths_change_nothing_for_the_client(seed: int) -> None:
     for choice in (0, 1):
         assert got.texts[choice] == expected_text(PROMPT, count)
     mesh.assert_nothing_is_held()
+
+
+# What a resume goes on from: ids, and what was asked for. An attempt must depend on nothing else,
+# or a resume has to be refused. Whoever adds a parameter says here that this is so for it.
+
+PARAMETERS: dict[str, object] = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+    "seed": 11,
+    "max_tokens": 40,
+    "min_tokens": 30,
+    "stop_token_ids": (1,),
+    "ignore_eos": True,
+    "logprobs": True,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": ((5, -1.0),),
+}
+
+
+def test_every_way_to_draw_is_known_to_follow_from_ids_and_position() -> None:
+    assert {each.name for each in fields(Sampling)} == set(PARAMETERS)
+    for name, value in PARAMETERS.items():
+        assert value != getattr(Sampling(), name)
+
+
+def test_every_part_of_a_submit_is_known_to_be_the_same_for_each_attempt() -> None:
+    same = {"prompt_ids", "sampling", "choice", "adapter", "cache_salt", "priority", "fingerprint"}
+    assert {each.name for each in fields(SubmitSpec)} == {*same, "output_ids", "timeout_s"}
+
+
+async def test_a_resumed_output_is_drawn_and_read_as_was_asked_for(mesh: Mesh) -> None:
+    request = ask(
+        sampling=Sampling(**PARAMETERS),  # type: ignore[arg-type]
+        stop=("#", "?"),
+        include_stop=True,
+        cache_salt="salt",
+        priority=3,
+        keep_special_tokens=True,
+        choices=2,
+    )
+    kill = kill_serving_replica(mesh, {12, 22}, LinkLost)
+
+    def script(step: int) -> None:
+        kill(step)
+        if step in {16, 24}:
+            mesh.decoder.kill()
+
+    mesh.script = script
+    await collect(mesh, request)
+    for choice in (0, 1):
+        first, *later = [spec for spec in mesh.fleet.specs if spec.choice == choice]
+        assert later
+        for number, spec in enumerate(later):
+            assert replace(spec, output_ids=b"", timeout_s=None) == replace(first, timeout_s=None)
+            assert len(spec.output_ids) > 4 * number
+            assert spec.timeout_s is not None
+            assert first.timeout_s is not None
+            assert spec.timeout_s <= first.timeout_s
+    for name, value in PARAMETERS.items():
+        assert getattr(mesh.fleet.specs[-1].sampling, name) == value
+    opened = mesh.decoder.options
+    assert len(opened) > 2
+    assert set(opened) == {
+        DecodeOptions(
+            stop_strings=request.stop,
+            include_stop=True,
+            min_tokens=30,
+            keep_special_tokens=True,
+            render_tokens=True,
+        )
+    }
 
 
 # Time
