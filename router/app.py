@@ -41,6 +41,8 @@ from router.fleet.worker_link import WorkerLink
 from router.gauges import Links, watch
 from router.membership import Targets, discovery_of
 from router.pipeline import Pace, Pipeline
+from router.policy.baselines import CacheAware
+from router.policy.choice import Policy
 from router.policy.policies import POLICIES
 from router.ports import Texts
 from router.readiness import Readiness
@@ -105,7 +107,7 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
     index = _index(settings, metrics)
     fleet = Fleet(
         [],
-        policy=POLICIES[settings.policy](),
+        policy=policy_of(settings),
         connect=lambda address, events: WorkerLink(
             address, events, identity=identity, limits=limits, rng=rng
         ),
@@ -206,6 +208,17 @@ def _index(settings: RouterSettings, metrics: RouterMetrics) -> Index:
     evicted = metrics.tree_evicted_blocks.inc
     tree = MetaTree(budget_bytes=settings.index_bytes, on_evicted=evicted)
     return Index(tree, meters=Meters(metrics))
+
+
+def policy_of(settings: RouterSettings) -> Policy:
+    """Return the policy by its name, with what can be set of it."""
+    if settings.policy == CacheAware.name:
+        return CacheAware(
+            threshold=settings.cache_threshold,
+            balance_abs=settings.balance_abs_threshold,
+            balance_rel=settings.balance_rel_threshold,
+        )
+    return POLICIES[settings.policy]()
 
 
 def pace_of(settings: RouterSettings) -> Pace:
