@@ -155,6 +155,8 @@ class Replica:
         self._reported = reported
         if lost:
             self._lose(now)
+        if reported is Reported.DOWN:
+            self._end_fitness()
         if incarnation != self.incarnation:
             self._past.append(self.incarnation)
             self.incarnation = incarnation

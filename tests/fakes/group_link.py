@@ -8,6 +8,7 @@ from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
 from router.fleet.changes import Chunk
 from router.fleet.feed import Index
+from router.fleet.fitness import Judges
 from router.fleet.group import GroupAddress
 from router.fleet.registry import Fleet
 from router.fleet.replica import Reported
@@ -121,7 +122,9 @@ class FakeGroupLink:
 class FakeFleet:
     """A fleet whose links are FakeGroupLinks, with a clock that stands."""
 
-    def __init__(self, *names: str, policy: Policy | None = None, seed: int = 1) -> None:
+    def __init__(
+        self, *names: str, policy: Policy | None = None, seed: int = 1, judges: Judges | None = None
+    ) -> None:
         self.clock = FakeClock()
         self.links: dict[str, FakeGroupLink] = {}
         self.tree = MetaTree()
@@ -130,6 +133,7 @@ class FakeFleet:
             policy=policy or Price(),
             connect=self._connect,
             index=Index(self.tree),
+            judges=judges,
             clock=self.clock,
             rng=Random(seed),
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import itertools
 import operator
 from collections import Counter
@@ -25,7 +26,7 @@ from radixmesh.errors import (
 from router.fleet.ask import Ask
 from router.fleet.breaker import BreakerLimits
 from router.fleet.changes import Digest
-from router.fleet.fitness import Stance
+from router.fleet.fitness import Judges, Stance
 from router.fleet.replica import Reported
 from router.fleet.views import Phase
 from router.fleet.worker_link import Entry
@@ -299,3 +300,17 @@ def test_silence_is_told_from_work() -> None:
     events.on_status(0, 1, Reported.UP)
     fake.clock.advance(2.0)
     assert booking.silent_s() == 2.0
+
+
+def test_lives_that_ended_and_models_that_left_are_judged_no_more() -> None:
+    judges = Judges()
+    fake = FakeFleet("a", "b", judges=judges)
+    for incarnation in range(1, 200):
+        for link in fake.links.values():
+            link.up(incarnation=incarnation)
+    fake.links["b"].events.on_status(0, 199, Reported.DOWN)
+    assert len(judges._models["tiny"]) == 1
+    for group in ("a", "b"):
+        fake.fleet.remove_group(group)
+    gc.collect()
+    assert not judges._models
