@@ -26,14 +26,14 @@ class FileSource:
     Args:
         path: The file.
         section: Which part of it: `groups`, `tokenizers` or `detokenizers`.
-        interval_s: Seconds between two readings.
+        interval_s: Seconds between two readings; None: INTERVAL_S.
     """
 
-    def __init__(self, path: Path, section: str, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, path: Path, section: str, *, interval_s: float | None = None) -> None:
         self.name = f"file {path}"
         self._path = path
         self._section = section
-        self._interval_s = interval_s
+        self._interval_s = INTERVAL_S if interval_s is None else interval_s
         self._taken: bytes | None = None  # what was read and dealt with
         self._last: bytes | None = None
         self._readable = True
