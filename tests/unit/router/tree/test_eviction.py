@@ -112,3 +112,14 @@ def test_what_nobody_holds_goes_first() -> None:
     busy.flood(60)
     assert [busy.depth(keys) for keys in kept] == [BLOCKS] * 20
     assert not busy.dropped
+
+
+def test_the_budget_is_that_of_all_replicas_together() -> None:
+    busy = Busy(100)
+    for _ in range(50):
+        replica = busy.tree.join()
+        for _ in range(20):
+            busy.tree.store(replica, 0, busy.keys())
+            assert busy.tree.cost_bytes <= 100 * CHAIN_BYTES
+    assert busy.dropped == 50 * 20 * BLOCKS - len(busy.tree)
+    assert len(busy.tree) > 90 * BLOCKS
