@@ -46,6 +46,11 @@ class Said:
             for number in range(count)
         ]
 
+    def distinct(self, seed: int, count: int, size: int) -> list[list[int]]:
+        """Prompts of a size that have nothing in common."""
+        rng = random.Random(f"distinct {seed}")
+        return [rng.choices(self._ordinary, k=size) for _ in range(count)]
+
     def ids(self, prompt: Sequence[int], count: int) -> list[int]:
         return oracle_output(prompt, self._ordinary, count)
 
@@ -58,16 +63,15 @@ class Stream:
     """One request, and what its client got.
 
     Attributes:
+        tokens: Ids that it asks for; None: as many as all.
         hint: The place it wishes for, group and dp_rank.
         leaves_at: The client leaves after so many ids; None: never.
-        rests_at: It reads on only when `goes_on` is set, after so many ids; None: never.
     """
 
     prompt: list[int]
+    tokens: int | None = None
     hint: tuple[str, int] | None = None
     leaves_at: int | None = None
-    rests_at: int | None = None
-    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     finishes: list[pb.Finish] = field(default_factory=list)
@@ -82,6 +86,7 @@ class Stream:
 
     def faults(self, said: Said, tokens: int) -> str:
         """Say what is wrong with what came; empty when nothing is."""
+        tokens = self.tokens or tokens
         ids, text = said.ids(self.prompt, tokens), "".join(self.texts)
         if not self.ended:
             return "it never ended"
@@ -180,7 +185,7 @@ class Traffic:
     async def _run(self, stub: RouterServiceStub, stream: Stream) -> None:
         request = pb.GenerateRequest()
         request.token_ids.ids.extend(stream.prompt)
-        request.sampling.max_tokens = self.tokens
+        request.sampling.max_tokens = stream.tokens or self.tokens
         request.sampling.ignore_eos = True
         if stream.hint:
             request.routing.group_id, request.routing.dp_rank = stream.hint
@@ -202,8 +207,6 @@ class Traffic:
             if message is grpc.aio.EOF:
                 return
             self._take(stream, message)
-            if stream.rests_at is not None and len(stream.ids) >= stream.rests_at:
-                await stream.goes_on.wait()
         stream.left = True
 
     def _take(self, stream: Stream, message: pb.GenerateResponse) -> None:
@@ -221,7 +224,7 @@ class Traffic:
 
 @asynccontextmanager
 async def stub_of(address: str) -> AsyncGenerator[RouterServiceStub, None]:
-    """A connection of its own to a router."""
-    options = (("grpc.use_local_subchannel_pool", 1),)
+    """A connection of its own to a router, with as small a window as there is."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         yield RouterServiceStub(channel)
