@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixmesh.errors import RateLimited
+from radixmesh.errors import InternalError, RateLimited
 from radixmesh.telemetry.metrics import RouterMetrics, TextMetrics, WorkerMetrics
 from router.tree.meta_tree import BYTES_PER_KEY
 from tests.fakes.pages import Page, declared, page
@@ -24,6 +24,7 @@ AT_REST = {
     "radixmesh_router_tenants_count",
     "radixmesh_router_links_up_count",
     "radixmesh_router_replicas_count",
+    "radixmesh_router_replicas_standing_count",
     "radixmesh_router_tree_blocks_count",
 }
 # What a group looks like without routers, with what it has learned of itself.
@@ -37,7 +38,7 @@ GROUP_AT_REST = {
 
 
 async def run_into_trouble(mesh: RouterMesh) -> None:
-    """Refuse a tenant, cut every link in a stream, lose a cache event, overfill the index."""
+    """Refuse a tenant, cut every link in a stream, fail, lose a cache event, overfill the index."""
 
     def cut(got: Got) -> None:
         if len(got.ids.get(0, ())) == 8:
@@ -50,6 +51,9 @@ async def run_into_trouble(mesh: RouterMesh) -> None:
     got = await mesh.generate(PROMPT, 16, watch=cut)
     assert got.text == mesh.text.output(PROMPT, 16)
     [worker] = mesh.workers
+    worker.refuse = [InternalError("a bug")]
+    with pytest.raises(InternalError):
+        await mesh.generate(PROMPT)
     asked = worker.resnapshots
     worker.lose_events = True
     worker.warm(0, range(100, 108))
@@ -81,6 +85,7 @@ async def test_every_metric_of_router_and_text_services_moves(model_dir: Path) -
     ports = [free_port(), free_port()]
     flags: dict[str, Any] = {
         "index_bytes": INDEX_BYTES,
+        "breaker_failures": 1,
         "tenant_limits": {"poor": {"requests_per_minute": 1}},
     }
     async with run_mesh(model_dir, workers=1, text_metrics=ports, **flags) as mesh:
