@@ -18,6 +18,7 @@ from kubernetes_asyncio import client, config
 
 from radixmesh.rpc.dial import Backoff
 from radixmesh.rpc.link import LinkLimits
+from router.discovery.calm import Calm
 from router.discovery.endpoints import Slice, members_of
 from router.discovery.lookup import ALL_NAMESPACES, Wanted
 from router.discovery.member import Publish
@@ -28,6 +29,8 @@ PAGE: Final = 500
 LIST_TIMEOUT_S: Final = 10.0
 # When an API server starts anew, all its watchers are stale at once.
 STALE_PAUSE_S: Final = 0.5
+# Thousands of pods change one by one in a rollout; each list is looked at whole.
+PUBLISH_PAUSE_S: Final = 0.05
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _GONE = 410
 _JITTER = 0.2
@@ -197,19 +200,26 @@ class KubernetesSource:
         """List once, and watch until all is to be listed again."""
         version, listed = await self._api.list(self._wanted)
         slices = {_name(each): each for each in listed}
-        self._publish(slices, publish)
+        self._failing = False
+        self._backoff.reset()
         loop = asyncio.get_running_loop()
         until = loop.time() + self._resync_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+        tell = Calm(
+            PUBLISH_PAUSE_S, lambda: publish(members_of(slices.values(), self._wanted.port))
+        )
+        tell()
         try:
             async with asyncio.timeout_at(until):
                 while True:
-                    version = await self._watch(version, slices, publish, until - loop.time())
+                    version = await self._watch(version, slices, tell, until - loop.time())
         except TimeoutError:
             if loop.time() < until:
                 raise  # not ours
+        finally:
+            tell.cancel()
 
     async def _watch(
-        self, version: str, slices: dict[str, Slice], publish: Publish, timeout_s: float
+        self, version: str, slices: dict[str, Slice], tell: Calm, timeout_s: float
     ) -> str:
         """Take changes in while a watch lasts; return the version that it came to."""
         events = 0
@@ -225,15 +235,10 @@ class KubernetesSource:
                     slices.pop(_name(said), None)
                 else:
                     slices[_name(said)] = said
-                self._publish(slices, publish)
+                tell()
         if not events:
             await asyncio.sleep(self._backoff.next_s())  # it ended at once: don't spin
         return version
-
-    def _publish(self, slices: dict[str, Slice], publish: Publish) -> None:
-        self._failing = False
-        self._backoff.reset()
-        publish(members_of(slices.values(), self._wanted.port))
 
     def _warn(self, error: Exception) -> None:
         if not self._failing:

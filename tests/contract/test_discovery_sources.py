@@ -178,6 +178,15 @@ async def test_an_api_that_was_never_there_lists_nobody_until_it_comes() -> None
             await lists.until(lambda: lists.addresses == {A})
 
 
+async def test_a_storm_of_changes_is_taken_in_few_lists_and_none_is_lost() -> None:
+    async with FakeKubernetes() as api, running(watching(api)) as lists:
+        await eventually(lambda: api.watchers == 1)
+        for number in range(200):
+            await api.put(endpoint_slice(f"w{number}", [pod(f"u{number}", f"10.0.1.{number}")]))
+        await lists.until(lambda: len(lists.addresses) == 200)
+        assert len(lists.all) < 50
+
+
 async def test_nobody_left_is_a_list_too() -> None:
     async with FakeKubernetes() as api, running(watching(api)) as lists:
         await lists.until(lambda: lists.all == [[]])
