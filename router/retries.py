@@ -111,6 +111,7 @@ class Retries:
     def _note_place(self, loss: Loss) -> None:
         if loss.gained:
             self._full.clear()
+            self._silent.clear()
         if isinstance(loss.error, NoSignOfLife):
             # It may only rest: it is gone to again where there is no other.
             self._silent.add(loss.place)

@@ -856,6 +856,41 @@ async def test_text_that_a_stop_string_holds_back_is_no_silence(mesh: Mesh) -> N
     assert not mesh.losses
 
 
+@pytest.mark.parametrize("seed", range(8))
+async def test_random_stalls_and_deaths_change_nothing_for_the_client(seed: int) -> None:
+    mesh = Mesh(fleet=SmallFleet(3))
+    mesh.fleet.predicted_wait_s = 0.01
+    chance = random.Random(seed)
+    pace = replace(IMPATIENT, attempt_timeout_s=0.05, text_timeout_s=0.05)
+    due = {chance.randrange(60): chance.randrange(3) for _ in range(4)}
+    ids, blamed = -1, 0
+
+    def script(step: int) -> None:
+        nonlocal ids, blamed
+        if mesh.decoder.blamed > blamed:
+            blamed, mesh.decoder.paused = mesh.decoder.blamed, False
+        had = max((len(entry.ids) for entry in mesh.decoder.entries), default=0)
+        if had <= ids:
+            return
+        # One fault at a time, at ids that are drawn; what stalled before works again.
+        ids = had
+        fault = due.get(ids)
+        if fault is None:
+            return
+        for replica in mesh.fleet.replicas:
+            replica.stalled = fault == 0 and bool(replica.entries)
+        mesh.decoder.paused = fault == 1
+        if fault == 2:
+            kill_serving_replica(mesh, {step}, LinkLost)(step)
+
+    mesh.script = script
+    got = await collect(mesh, ask(150, choices=2), pace)
+    for choice in (0, 1):
+        assert got.texts[choice] == expected_text(PROMPT, 150)
+    assert mesh.losses
+    mesh.assert_nothing_is_held()
+
+
 async def test_a_stop_string_is_a_good_end_for_the_replica(mesh: Mesh) -> None:
     stop = expected_text(PROMPT, 40)[20:23]
     await collect(mesh, ask(40, stop=(stop,)))

@@ -49,6 +49,13 @@ def test_a_silent_place_is_avoided_and_gone_to_where_there_is_no_other() -> None
     assert retries.resuming
 
 
+def test_progress_forgets_who_was_silent_before_it() -> None:
+    retries = Retries()
+    retries.note(loss(NoSignOfLife("x"), ran=True))
+    retries.note(loss(NoSignOfLife("x"), THERE, ran=True, gained=3))
+    assert retries.avoid == {THERE}, "or, when all have been silent once, any is as good"
+
+
 def test_silence_before_anything_was_accepted_leaves_it_new_work() -> None:
     retries = Retries()
     for number in range(FRUITLESS_LIMIT - 1):
