@@ -102,9 +102,14 @@ class GenerateRequest(_message.Message):
     choice_count: _builtins.int
     """choice_count: how many outputs; unset means 1. Range [1, 16]."""
     priority: _builtins.int
-    """priority: higher goes first; 0 is normal. Range [-100, 100]."""
+    """priority: higher goes first where requests wait; 0 is normal. Lower ones are not
+    starved: after seven that passed it, the oldest goes. Range [-100, 100].
+    """
     tenant: _builtins.str
-    """tenant: a label on which nothing depends; empty means none."""
+    """tenant: whose limits of requests and tokens a minute count (RATE_LIMITED); empty
+    is one tenant, too. Callers name it themselves: where they can't be trusted with
+    that, what stands before the router sets it.
+    """
     cache_salt: _builtins.str
     """cache_salt: requests with different salts never share cache; empty means
     none.
