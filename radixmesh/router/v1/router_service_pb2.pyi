@@ -102,8 +102,8 @@ class GenerateRequest(_message.Message):
     choice_count: _builtins.int
     """choice_count: how many outputs; unset means 1. Range [1, 16]."""
     priority: _builtins.int
-    """priority: higher goes first where requests wait; 0 is normal. Lower ones are not
-    starved: after seven that passed it, the oldest goes. Range [-100, 100].
+    """priority: higher goes first where requests wait; 0 is normal. In the router lower ones
+    are not starved: after seven that passed it, the oldest goes. Range [-100, 100].
     """
     tenant: _builtins.str
     """tenant: whose limits of requests and tokens a minute count (RATE_LIMITED); empty
