@@ -62,7 +62,8 @@ class Retries:
         self.resuming = False
         self._dead: set[Place] = set()
         self._full: set[Place] = set()
-        self._silent: set[Place] = set()
+        self._odd: set[Place] = set()
+        self._erred = False
         self._suspicion = 0.0
         self._fruitless = 0
         self._last: MeshError | None = None
@@ -76,7 +77,7 @@ class Retries:
     @property
     def avoid(self) -> frozenset[Place]:
         """Places that the next attempt must not go to."""
-        return frozenset(self._dead | self._full | self._silent)
+        return frozenset(self._dead | self._full | self._odd)
 
     def reason(self, nobody: MeshError) -> MeshError:
         """Return what to say when the wait for a place is over: that all were full, or `nobody`."""
@@ -96,7 +97,7 @@ class Retries:
             MeshError: The loss's own error, when no other attempt could help.
         """
         reason = loss.error.reason
-        if not _elsewhere_may_help(loss.error):
+        if not _elsewhere_may_help(loss.error) and not self._pardons(loss):
             raise loss.error
         self._last = loss.error
         self.resuming = self.resuming or loss.accepted or loss.gained > 0
@@ -108,13 +109,19 @@ class Retries:
         if not self.resuming and self._fruitless >= FRUITLESS_LIMIT:
             raise loss.error
 
+    def _pardons(self, loss: Loss) -> bool:
+        """Whether it was a bug in taking the request: once it may have been that replica's own."""
+        pardoned = loss.error.reason == "INTERNAL" and not loss.accepted and not self._erred
+        self._erred = self._erred or pardoned
+        return pardoned
+
     def _note_place(self, loss: Loss) -> None:
         if loss.gained:
             self._full.clear()
-            self._silent.clear()
-        if isinstance(loss.error, NoSignOfLife):
-            # It may only rest: it is gone to again where there is no other.
-            self._silent.add(loss.place)
+            self._odd.clear()
+        if isinstance(loss.error, NoSignOfLife) or loss.error.reason == "INTERNAL":
+            # It may work for others, or again: it is gone to where there is no other.
+            self._odd.add(loss.place)
         elif loss.error.reason in FULL:
             self._full.add(loss.place)
             if not self.resuming and len(self._full) >= FULL_LIMIT:

@@ -51,7 +51,7 @@ async def run_into_trouble(mesh: RouterMesh) -> None:
     got = await mesh.generate(PROMPT, 16, watch=cut)
     assert got.text == mesh.text.output(PROMPT, 16)
     [worker] = mesh.workers
-    worker.refuse = [InternalError("a bug")]
+    worker.refuse = [InternalError("a bug")] * 2
     with pytest.raises(InternalError):
         await mesh.generate(PROMPT)
     asked = worker.resnapshots

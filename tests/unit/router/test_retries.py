@@ -25,10 +25,24 @@ def loss(error: MeshError, place: Place = HERE, *, gained: int = 0, ran: bool = 
     return Loss(place=place, error=error, sent=ran, accepted=ran, started=ran, gained=gained)
 
 
+@pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("error", [PromptTooLong("long"), InternalError("bug")])
-def test_an_error_that_no_other_place_mends_is_final(error: MeshError) -> None:
+def test_an_error_that_no_other_place_mends_is_final(error: MeshError, ran: bool) -> None:
+    retries = Retries()
+    if isinstance(error, InternalError) and not ran:
+        retries.note(loss(error))
     with pytest.raises(type(error)):
-        Retries().note(loss(error))
+        retries.note(loss(error, ran=ran))
+
+
+def test_a_bug_in_taking_a_request_may_be_that_replicas_own() -> None:
+    retries = Retries()
+    retries.note(loss(InternalError("bug")))
+    assert retries.avoid == {HERE}
+    assert not retries.shuns(HERE)
+    assert not retries.resuming
+    with pytest.raises(InternalError):
+        retries.note(loss(InternalError("bug"), THERE))
 
 
 @pytest.mark.parametrize("error", [GroupLost("x"), RankDesync("x"), Draining("x")])
