@@ -16,7 +16,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from radixmesh.errors import Draining
+from radixmesh.errors import Draining, MeshError
 from radixmesh.rpc.link import Identity, LinkLimits
 from radixmesh.rpc.server import Server
 from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
@@ -83,6 +83,11 @@ class Core:
     pipeline: Pipeline
     discovery: Discovery
     readiness: Readiness
+
+    def end(self, error: MeshError) -> None:
+        """End all requests, those that wait and those that run, by an error."""
+        self.admission.end(error)
+        self.pipeline.end(error)
 
     async def run(self) -> None:
         """Keep all links up, and those that are there known, until cancelled."""
@@ -369,7 +374,7 @@ async def _drain(settings: RouterSettings, core: Core, edges: _Edges) -> None:
     await edges.public.drain(settings.settle_s)
     began = time.monotonic()
     late = asyncio.get_running_loop().call_later(
-        settings.drain_grace_s, core.pipeline.end, Draining("the router stops")
+        settings.drain_grace_s, core.end, Draining("the router stops")
     )
     grace_s = settings.drain_grace_s + LAST_WORDS_S
     try:

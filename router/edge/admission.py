@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from radixmesh.errors import BadApiKey
+from radixmesh.errors import BadApiKey, MeshError
 from router.edge.permit import Permit, Told
 from router.edge.places import BANDS, Places
 from router.edge.tenants import Tenants
@@ -133,6 +133,10 @@ class Admission:
     def tenants(self) -> int:
         """Tenants that are remembered."""
         return len(self._tenants)
+
+    def end(self, error: MeshError) -> None:
+        """Send all away who wait for a place; those who wait for tokens end with their streams."""
+        self._requests.end(error)
 
     @asynccontextmanager
     async def admit(

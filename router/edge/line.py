@@ -10,6 +10,7 @@ Pure: knows classes and order; nothing of what is waited for, no clock, no loop.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 PASSED_LIMIT: Final = 7
@@ -44,6 +45,9 @@ class Line(Generic[W]):
 
     def __contains__(self, waiter: object) -> bool:
         return waiter in self._all
+
+    def __iter__(self) -> Iterator[W]:
+        return iter(self._all)
 
     def add(self, waiter: W) -> None:
         """Stand behind all others of the same class."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from radixmesh.errors import QueueFull
+from radixmesh.errors import MeshError, QueueFull
 from router.edge.line import Line
 from router.edge.outflow import Outflow
 
@@ -88,6 +88,7 @@ class Places:
         Raises:
             QueueFull: Nobody else may wait; `cause` in its metadata says what is full.
             TimeoutError: The wait was too long.
+            MeshError: What the line was ended by.
         """
         if not self._line and self._fits(units):
             self._held += units
@@ -107,6 +108,12 @@ class Places:
         self._held -= units
         self._outflow.note(units, _now())
         self._serve()
+
+    def end(self, error: MeshError) -> None:
+        """Send all away who wait."""
+        for waiter in self._line:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
 
     def refusal(self, message: str, cause: str, units: int) -> QueueFull:
         """Return a refusal whose hint says when the present line will have been served."""
@@ -156,9 +163,13 @@ class Places:
             self._count(waiter, -1)
             # It may have been the one who did not fit.
             self._serve()
-        elif waiter.granted.done() and not waiter.granted.cancelled():
+        elif waiter.granted.done() and not _failed(waiter.granted):
             # The units came in the same moment as the cancel or time-out: hand them on.
             self.give_back(waiter.units)
+
+
+def _failed(granted: asyncio.Future[None]) -> bool:
+    return granted.cancelled() or granted.exception() is not None
 
 
 def _now() -> float:

@@ -239,6 +239,21 @@ async def test_a_request_that_no_replica_got_costs_nothing(model_dir: Path) -> N
             assert error.value.code == "UNAVAILABLE"
 
 
+async def test_who_still_waits_when_the_grace_is_over_is_told_too(model_dir: Path) -> None:
+    flags: dict[str, Any] = {"max_concurrent": 1, "drain_grace_s": 0.1}
+    async with run_mesh(model_dir, **flags) as mesh, http_of(mesh) as http:
+        for worker in mesh.workers:
+            worker.paused = True
+        streams = [asyncio.create_task(mesh.generate(PROMPT)) for _ in range(2)]
+        post = asyncio.create_task(http.post("/v1/completions", json=body()))
+        await until(mesh, requests_in_flight_count=1, requests_queued_count=2)
+        mesh.stop.set()
+        ends = await asyncio.gather(*streams, return_exceptions=True)
+        assert [end.reason for end in ends if isinstance(end, MeshError)] == ["DRAINING"] * 2
+        answer = await post
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+
+
 async def test_classes_are_served_in_order_over_the_wire(model_dir: Path) -> None:
     async with run_mesh(model_dir, max_concurrent=1) as mesh:
         for worker in mesh.workers:

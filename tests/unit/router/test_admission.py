@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from radixmesh.errors import BadApiKey, DeadlineExceeded, QueueFull
+from radixmesh.errors import BadApiKey, DeadlineExceeded, Draining, QueueFull
 from router.edge.admission import Admission, ApiKey
 from router.edge.permit import Told
 
@@ -138,6 +138,22 @@ async def test_a_storm_of_ends_errors_and_cancels_returns_every_permit_once(seed
         stream.end.set()
     await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
     assert (where.running, where.queued) == (0, 0)
+
+
+async def test_an_end_sends_all_away_who_wait_and_nobody_else() -> None:
+    where = admission()
+    holder, first, second, doomed = (Stream(where) for _ in range(4))
+    await settle()
+    where.end(Draining("the router stops"))
+    # Between the word and their turn one leaves by itself, and the place becomes free.
+    doomed.task.cancel()
+    holder.end.set()
+    ends = await asyncio.gather(first.task, second.task, doomed.task, return_exceptions=True)
+    assert [type(end) for end in ends] == [Draining, Draining, asyncio.CancelledError]
+    await holder.task
+    assert (where.running, where.queued) == (0, 0)
+    async with where.admit(1.0):
+        assert where.running == 1
 
 
 async def test_waiting_times_are_told() -> None:
