@@ -4,7 +4,7 @@ A hand goes round all runs and compares a few of those below which nothing hangs
 The worth of a run is when it was last of use, and each time that it was asked for lets it
 stay one turnover of the index longer, up to a limit. So a prefix that is asked for often
 outlives a younger one that nobody asked for, and is forgotten some turnovers after the
-last one did. What nobody holds is worth nothing.
+last one did.
 """
 
 from router.tree.runs import Runs
@@ -20,20 +20,16 @@ class Hand:
         self._runs = runs
         self._at = 0
 
-    def worth(self, number: int, live: int, turnover: int) -> int:
+    def worth(self, number: int, turnover: int) -> int:
         """Return what a run is worth; the less, the sooner it goes.
 
         Args:
             number: The run.
-            live: The bits that still name replicas.
             turnover: Ticks in which the whole index is replaced.
         """
-        runs = self._runs
-        if not runs.masks[number] & live:
-            return 0
-        return runs.used[number] + runs.hits[number] * turnover
+        return self._runs.used[number] + self._runs.hits[number] * turnover
 
-    def least(self, live: int) -> list[tuple[int, int, int]]:
+    def least(self) -> list[tuple[int, int, int]]:
         """Return a few runs without anything below them, the one of least worth first.
 
         Returns:
@@ -45,8 +41,7 @@ class Hand:
             self._at = (self._at or len(runs.masks)) - 1
             self._at = min(self._at, len(runs.masks) - 1)
             if runs.keys[self._at] and not runs.children[self._at]:
-                worth = self.worth(self._at, live, turnover)
-                found.append((worth, self._at, turnover))
+                found.append((self.worth(self._at, turnover), self._at, turnover))
                 if len(found) == WINDOW:
                     break
         found.sort()

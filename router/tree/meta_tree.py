@@ -340,7 +340,7 @@ class MetaTree:
             self.sweep(_SWEEP_STEP)
         before = len(self._runs)
         while self.cost_bytes > self._budget - min(self._budget // 64, _SLACK_LIMIT):
-            for worth, number, turnover in self._hand.least(self._holders.live):
+            for worth, number, turnover in self._hand.least():
                 self._evict(worth, number, turnover)
         self._on_evicted(before - len(self._runs))
 
@@ -350,7 +350,7 @@ class MetaTree:
         excess = self.cost_bytes - self._budget + min(self._budget // 64, _SLACK_LIMIT)
         if excess <= 0 or number >= len(runs.masks) or not runs.keys[number]:
             return
-        if runs.children[number] or self._hand.worth(number, self._holders.live, turnover) > worth:
+        if runs.children[number] or self._hand.worth(number, turnover) > worth:
             return  # its neighbours that went have changed it
         self._holders.partial |= runs.masks[number] & self._holders.live
         count = -(-excess // BYTES_PER_KEY)

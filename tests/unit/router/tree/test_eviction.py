@@ -70,7 +70,7 @@ def test_what_is_asked_for_below_a_prefix_counts_for_the_prefix() -> None:
     for _ in range(200):
         tail = busy.store(busy.keys(4), parent=system[-1])
         busy.depth([*system, *tail])
-    busy.flood(600)
+    busy.flood(2000)
     assert busy.depth(system) == BLOCKS
 
 
@@ -93,6 +93,17 @@ def test_tips_go_before_what_is_above_them() -> None:
     assert busy.tree.is_partial(busy.replica)
 
 
+def test_a_prefix_is_not_taken_for_the_tail_that_it_became_one_run_with() -> None:
+    busy = Busy(4)
+    stem = busy.store(busy.keys(2))
+    for blocks in (3, 10):
+        busy.store(busy.keys(blocks), parent=stem[-1])
+    for _ in range(5):
+        busy.depth(stem)
+    busy.store(busy.keys(32))
+    assert busy.depth(stem) == 2
+
+
 def test_one_prompt_longer_than_the_budget_keeps_its_beginning() -> None:
     busy = Busy(10)
     keys = busy.store(busy.keys(500))
@@ -103,14 +114,15 @@ def test_one_prompt_longer_than_the_budget_keeps_its_beginning() -> None:
 
 
 def test_what_nobody_holds_goes_first() -> None:
+    """Even where the sweep has not come yet: stores pay for a part of it only."""
     busy = Busy(100)
     other = busy.tree.join()
-    for _ in range(60):
+    for _ in range(4):
         busy.tree.store(other, 0, busy.keys())
-    kept = [busy.store(busy.keys()) for _ in range(20)]
+    kept = [busy.store(busy.keys()) for _ in range(95)]
     busy.tree.leave(other)
-    busy.flood(60)
-    assert [busy.depth(keys) for keys in kept] == [BLOCKS] * 20
+    busy.flood(2)
+    assert [busy.depth(keys) for keys in kept] == [BLOCKS] * 95
     assert not busy.dropped
 
 

@@ -187,6 +187,21 @@ def test_a_bit_is_used_again_only_after_its_sweep() -> None:
     assert tree.keys_of(two) == set()
 
 
+def test_who_takes_over_a_bit_is_not_taken_for_who_had_it() -> None:
+    tree = MetaTree()
+    replicas = [tree.join() for _ in range(3)]
+    for _ in range(3):
+        for replica in replicas:
+            tree.store(replica, 0, [1, 2])
+        assert tree.match([1, 2]) == dict.fromkeys(replicas, 2)
+        for replica in replicas:
+            tree.leave(replica)
+        while not tree.sweep(10):
+            pass
+        replicas = [tree.join() for _ in range(3)]
+    assert tree.slot_count == 3
+
+
 @pytest.mark.parametrize(
     ("parent", "keys", "why"),
     [(99, [5], "parent"), (0, [1], "already"), (1, [2], "already"), (0, [0], "no key")],

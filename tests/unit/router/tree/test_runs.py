@@ -126,6 +126,35 @@ def test_unique_chains_that_come_and_go_leave_nothing() -> None:
     assert left < 32 * 1024
 
 
+def test_what_is_split_behind_the_back_of_a_sweep_is_swept_too() -> None:
+    tree = MetaTree()
+    gone, stays = tree.join(), tree.join()
+    for first in range(1, 401, 4):
+        tree.store(gone, 0, list(range(first, first + 4)))
+    tree.store(stays, 0, [1, 2, 3, 4])
+    tree.leave(gone)
+    tree.sweep(60)
+    tree.store(stays, 1, [1001])
+    while not tree.sweep(10):
+        pass
+    heir = tree.join()
+    assert tree.slot_count == 2
+    assert tree.keys_of(heir) == set()
+    assert tree.match([1, 2, 3, 4]) == {stays: 4}
+    audit(tree)
+
+
+def test_a_key_is_not_found_across_two_others() -> None:
+    """The bytes of the third key stand between those of the first and the second, too."""
+    tree = MetaTree()
+    replica = tree.join()
+    chain = [1 << 32, 1, 1 << 32 | 1, 9]
+    tree.store(replica, 0, chain)
+    tree.store(replica, chain[2], [77])
+    assert tree.run_count == 3
+    audit(tree)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_million_unique_chains_that_come_and_go_leave_nothing() -> None:
