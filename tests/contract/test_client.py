@@ -286,6 +286,10 @@ async def test_groups_are_added_drained_and_removed(kind: type[Any]) -> None:
         assert await call("add_group", "host:1") == "host:1"
         assert await call("add_group", "host:1", group_id="name") == "name"
         assert await call("drain_group", "name") == 3
+        assert not router.requests[-1].HasField("deadline")
+        assert await call("drain_group", "name", remove=True, within_s=1.5) == 3
+        wished = router.requests[-1]
+        assert (wished.remove_when_idle, wished.deadline.ToMilliseconds()) == (True, 1500)
         await call("remove_group", "name")
     assert router.requests[-1].group_id == "name"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 import pytest_asyncio
+from google.protobuf.duration_pb2 import Duration
 
 from radixmesh.blocks import ID_BYTES
 from radixmesh.router.v1 import fleet_service_pb2 as pb
@@ -136,6 +137,12 @@ async def test_a_group_is_added_drained_and_removed(rig: Rig) -> None:
         (lambda stub: stub.RemoveGroup(pb.RemoveGroupRequest(group_id="x")), "GROUP_NOT_FOUND"),
         (lambda stub: stub.DrainGroup(pb.DrainGroupRequest(group_id="x")), "GROUP_NOT_FOUND"),
         (lambda stub: stub.AddGroup(pb.AddGroupRequest(address="nowhere")), "INVALID_REQUEST"),
+        (
+            lambda stub: stub.DrainGroup(
+                pb.DrainGroupRequest(group_id="x", deadline=Duration(seconds=-1))
+            ),
+            "INVALID_REQUEST",
+        ),
         (
             lambda stub: stub.ExplainRoute(pb.ExplainRouteRequest()),
             "INVALID_REQUEST",
