@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-_MARKS: Final = frozenset({"--worker-urls", "--service-discovery"})
+# A flag, its values, and all of it as it was given.
+Part = tuple[str, list[str], list[str]]
 
 
 class Refused(ValueError):
@@ -189,12 +190,14 @@ def translate(argv: Sequence[str]) -> list[str]:
         Refused: A flag of it has no meaning here, or a value is none.
     """
     parts = list(_parts(argv))
-    as_gateway = any(flag in _MARKS for flag, _, _ in parts)
-    if any(flag == "--service-discovery" for flag, _, _ in parts) and not any(
-        flag == "--selector" for flag, _, _ in parts
-    ):
+    as_gateway = _names(parts, "--worker-urls", "--service-discovery")
+    if _names(parts, "--service-discovery") and not _names(parts, "--selector"):
         raise Refused("--service-discovery needs --selector KEY=VALUE ...")
     translated: list[str] = []
+    if _names(parts, "--service-discovery") and not _names(
+        parts, "--service-discovery-namespace", "--kubernetes-namespace"
+    ):
+        translated.append("--kubernetes-namespace=*")  # as there
     for flag, values, as_given in parts:
         if flag in REFUSALS:
             raise Refused(f"{flag}: {REFUSALS[flag]}")
@@ -207,8 +210,12 @@ def translate(argv: Sequence[str]) -> list[str]:
     return translated
 
 
-def _parts(argv: Sequence[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Take a command line apart: flag, its values, and all of it as it was given."""
+def _names(parts: Iterable[Part], *flags: str) -> bool:
+    return any(flag in flags for flag, _, _ in parts)
+
+
+def _parts(argv: Sequence[str]) -> Iterator[Part]:
+    """Take a command line apart."""
     at = 0
     while at < len(argv):
         start = at

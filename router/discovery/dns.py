@@ -87,24 +87,41 @@ class DnsSource:
         if self._lookup.port:
             places = await self._hosts(self._lookup.host, self._lookup.port)
         else:
-            records = await self._ask(self._lookup.host, RdataType.SRV)
-            asked = (self._hosts(str(each.target), each.port) for each in records)
-            places = [place for found in await asyncio.gather(*asked) for place in found]
+            places = await self._services(self._lookup.host)
         return [Member(key=place, address=place) for place in dict.fromkeys(places)]
+
+    async def _services(self, name: str) -> list[str]:
+        answer = await self._ask(name, RdataType.SRV)
+        if answer is None:
+            return []
+        # Servers add the addresses that will be asked for next; Kubernetes' does for all pods.
+        added = {
+            found.name: [each.address for each in found]
+            for found in answer.response.additional
+            if found.rdtype == RdataType.A
+        }
+
+        async def places(record: Any) -> list[str]:
+            if record.target in added:
+                return [at_address(host, record.port) for host in added[record.target]]
+            return await self._hosts(str(record.target), record.port)
+
+        found = await asyncio.gather(*(places(record) for record in answer))
+        return [place for each in found for place in each]
 
     async def _hosts(self, host: str, port: int) -> list[str]:
         async with self._at_once:
             found = await self._ask(host, RdataType.A)
-            if found:
+            if found is not None:
                 return [at_address(each.address, port) for each in found]
             found = await self._ask(host, RdataType.AAAA)
-            return [at_address(each.address, port, ipv6=True) for each in found]
+            return [at_address(each.address, port, ipv6=True) for each in found or ()]
 
-    async def _ask(self, name: str, kind: RdataType) -> list[Any]:
+    async def _ask(self, name: str, kind: RdataType) -> dns.resolver.Answer | None:
+        """Return the records of a name, or None where there are none."""
         if self._resolver is None:
             self._resolver = dns.asyncresolver.Resolver()
         try:
-            answer = await self._resolver.resolve(name, kind, search=True, lifetime=self._timeout_s)
+            return await self._resolver.resolve(name, kind, search=True, lifetime=self._timeout_s)
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
-            return []
-        return list(answer)
+            return None

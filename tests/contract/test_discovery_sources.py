@@ -222,13 +222,16 @@ async def test_addresses_of_the_newer_family_count_where_there_are_no_others() -
             await lists.until(lambda: lists.addresses == {A})
 
 
-async def test_service_records_bring_their_ports() -> None:
+@pytest.mark.parametrize("generous", [False, True])
+async def test_service_records_bring_their_ports(generous: bool) -> None:
     async with fake_dns() as (server, resolver):
+        server.generous = generous
         server.records["_grpc._tcp.w.test", "SRV"] = ["0 1 7001 a.test.", "0 1 7002 b.test."]
         server.records["a.test", "A"] = ["10.0.0.1"]
         server.records["b.test", "A"] = ["10.0.0.1"]
         async with running(asking("_grpc._tcp.w.test", resolver)) as lists:
             await lists.until(lambda: lists.addresses == {"10.0.0.1:7001", "10.0.0.1:7002"})
+        assert (("a.test", "A") in server.questions) is not generous
 
 
 @pytest.mark.parametrize("how", ["empty", "servfail", "silent"])

@@ -19,6 +19,7 @@ class FakeDns(asyncio.DatagramProtocol):
     Attributes:
         rcode: What every answer says; SERVFAIL and such.
         silent: It answers nothing.
+        generous: Answers of SRV bring the addresses of their hosts.
         questions: What it was asked.
     """
 
@@ -26,6 +27,7 @@ class FakeDns(asyncio.DatagramProtocol):
         self.records: dict[tuple[str, str], list[str]] = {}
         self.rcode = dns.rcode.NOERROR
         self.silent = False
+        self.generous = False
         self.questions: list[tuple[str, str]] = []
         self._transport: asyncio.DatagramTransport | None = None
 
@@ -48,9 +50,18 @@ class FakeDns(asyncio.DatagramProtocol):
             answer.answer.append(
                 dns.rrset.from_text(question.name, 5, "IN", question.rdtype, *found)
             )
+            if self.generous and kind == "SRV":
+                self._add(answer, [record.split()[-1].rstrip(".") for record in found])
         elif self.rcode == dns.rcode.NOERROR and not any(name == one for one, _ in self.records):
             answer.set_rcode(dns.rcode.NXDOMAIN)
         self._transport.sendto(answer.to_wire(), addr)
+
+    def _add(self, answer: dns.message.Message, hosts: list[str]) -> None:
+        """Add the addresses that will be asked for next."""
+        for host in hosts:
+            found = self.records.get((host, "A"))
+            if found:
+                answer.additional.append(dns.rrset.from_text(f"{host}.", 5, "IN", "A", *found))
 
 
 @asynccontextmanager

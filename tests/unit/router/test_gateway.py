@@ -53,6 +53,11 @@ def test_pods_are_found_by_labels() -> None:
     assert settings.http_port == 8001
 
 
+def test_pods_are_found_everywhere_unless_a_namespace_is_named() -> None:
+    assert read("--service-discovery --selector app=w").kubernetes_namespace == "*"
+    assert read("--groups-selector app=w").kubernetes_namespace == ""
+
+
 def test_a_line_of_ours_stays_as_it_is() -> None:
     line = ["--groups=a=h:1", "--groups", "h:2", "--port", "5", "--http", "--no-log-json"]
     assert translate(line) == line
