@@ -27,6 +27,8 @@ SHAPE = Shape(
         *("--fake-decode-ms=20", "--fake-prefill-tokens-per-s=40000"),
         *("--fake-kv-blocks=16384", "--max-running=512"),
         *("--max-waiting=4096", "--max-failures=0"),
+        # Stuck ranks are given up soon; the times of a busy machine still fit in.
+        *("--probe-interval-s=0.5", "--probe-timeout-s=3", "--step-timeout-s=4"),
     ),
     # One router has patience, the other has none.
     flags_of={A: ("--ready-wait-s=30",), B: ("--ready-wait-s=2", "--resume-wait-s=2")},

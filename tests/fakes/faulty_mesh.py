@@ -24,8 +24,6 @@ from radixmesh.settings import child_environment
 LOOPBACK = "127.0.0.1"
 START_S = 60.0
 POLL_S = 0.05
-# Stuck ranks are given up soon; the times of a busy machine still fit in.
-FRONT_FLAGS = ("--probe-interval-s=0.5", "--probe-timeout-s=3", "--step-timeout-s=4")
 
 
 def free_ports(count: int) -> list[int]:
@@ -162,7 +160,7 @@ class FaultyMesh:
         for name in ("tokenizer", "detokenizer"):
             self._add(name, "tokenizer_svc", name, *self._leaf_flags(name))
         for name, dp in self.shape.groups.items():
-            flags = ("--engine=fake", f"--dp={dp}", *FRONT_FLAGS, *self.shape.worker_flags)
+            flags = ("--engine=fake", f"--dp={dp}", *self.shape.worker_flags)
             self._add(name, "worker", *self._leaf_flags(name), *flags)
         for name in self.shape.routers:
             self._add(name, "router", *self._router_flags(name))
