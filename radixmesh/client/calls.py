@@ -38,8 +38,9 @@ class Retry:
     Attributes:
         attempts: Calls in all; 1 never repeats.
         first_pause_s: Pause before the second call; doubles, is jittered, and gives way
-            to the server's hint.
-        longest_pause_s: Bound of every pause.
+            to the server's hint when that is longer.
+        longest_pause_s: Bound of every pause. Who has used up what he may, and is told to come
+            back later than that, is not kept waiting: the error, which has the hint, is final.
     """
 
     attempts: int = 4
@@ -54,8 +55,11 @@ class Retry:
         """
         if attempt >= self.attempts or not isinstance(error, Unavailable | Exhausted):
             return None
+        hint_s = error.retry_after_s or 0.0
+        if isinstance(error, Exhausted) and hint_s > self.longest_pause_s:
+            return None
         planned = self.first_pause_s * 2.0 ** (attempt - 1) * self.rng.uniform(0.5, 1.5)
-        return min(max(planned, error.retry_after_s or 0.0), self.longest_pause_s)
+        return min(max(planned, hint_s), self.longest_pause_s)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import types
 
 import radixmesh.client as sdk
 from radixmesh.client import AsyncClient, AsyncFleetClient, Client, FleetClient, Retry
-from radixmesh.errors import GroupLost, PromptTooLong, QueueFull
+from radixmesh.errors import GroupLost, PromptTooLong, QueueFull, RateLimited, ServiceUnavailable
 
 
 def test_all_names_what_is_public() -> None:
@@ -41,7 +41,12 @@ def test_pauses_double_and_stay_below_their_bound() -> None:
 def test_the_servers_hint_is_the_least_pause() -> None:
     retry = Retry(first_pause_s=0.001, longest_pause_s=5.0)
     assert retry.pause(QueueFull("full", retry_after_s=2.0), 1) == 2.0
-    assert retry.pause(QueueFull("full", retry_after_s=60.0), 1) == 5.0
+    assert retry.pause(ServiceUnavailable("away", retry_after_s=60.0), 1) == 5.0
+
+
+def test_who_is_told_to_come_back_much_later_is_not_kept_waiting() -> None:
+    assert Retry().pause(RateLimited("used up", retry_after_s=60.0), 1) is None
+    assert Retry().pause(RateLimited("used up", retry_after_s=4.0), 1) == 4.0
 
 
 def test_only_what_may_pass_by_itself_is_tried_again() -> None:
