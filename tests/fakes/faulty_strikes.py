@@ -6,12 +6,12 @@ A strike returns when the fault is over, or when nothing but time is needed for 
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
 
-from radixmesh.client import View
+from radixmesh.client import Replica, View
 from tests.fakes.faulty_bench import DIRECT, PROXIED, SLOW, SPOILT, A, B, Bench
 from tests.fakes.faulty_feed import AlteredEvent, LostEvents, LyingDigests, Silence, Spoiler
 from tests.fakes.faulty_mesh import POLL_S
@@ -19,6 +19,7 @@ from tests.fakes.faulty_streams import Stream, Traffic
 
 # Ids that no test waits for.
 ENDLESS = 2_000
+TWIN = "twin"
 
 Shaping = Callable[[Stream, random.Random, str], None]
 Strike = Callable[[Bench, Traffic], Awaitable[None]]
@@ -171,16 +172,21 @@ async def lie_in_digests(bench: Bench, traffic: Traffic) -> None:
 
 
 async def add_a_twin(bench: Bench, traffic: Traffic) -> None:
-    """Reach a front by a second address, give it work there, and take the address away."""
+    """Reach a front by a second address: work goes there by the first one only."""
+
+    def stands_back(replicas: Sequence[Replica]) -> bool:
+        reasons = {one.reason for one in replicas if one.group_id == TWIN}
+        return reasons == {f"the same process as group {SPOILT}"}
+
     async with bench.mesh.fleet(A) as fleet:
-        await fleet.add_group(bench.mesh.address(SPOILT), group_id="twin")
+        await fleet.add_group(bench.mesh.address(SPOILT), group_id=TWIN)
         try:
-            await bench.mesh.until_fleet(
-                A, lambda replicas: any(one.group_id == "twin" for one in replicas)
-            )
+            await bench.mesh.until_fleet(A, stands_back, 10)
             await run_more(bench, traffic)
+            (twin,) = [one for one in await fleet.list_replicas() if one.group_id == TWIN]
+            assert twin.routed_count == 0
         finally:
-            await fleet.remove_group("twin")
+            await fleet.remove_group(TWIN)
 
 
 async def read_slowly(bench: Bench, traffic: Traffic) -> None:
