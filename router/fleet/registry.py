@@ -283,6 +283,8 @@ class Fleet:
 
         def count_cached(tokens: int) -> None:
             counters.cached_tokens += tokens
+            if not booking.released:  # else its replica has gone
+                replica.on_reused(keys[: tokens // price.block_tokens])
             # Ids that were not found after all are no fault of the replica's.
             missed = price.matched_blocks * price.block_tokens - tokens
             stay.predicted_s += missed * price.prefill_s / max(1, charged.tokens)

@@ -175,6 +175,13 @@ class Replica:
         """Its feed said something."""
         self._touch(self)
 
+    def on_reused(self, keys: Sequence[int]) -> None:
+        """It said that it found these leading blocks of a prompt in its cache."""
+        was = self.feed.view
+        self.feed.on_reused(keys)
+        if self.feed.view is not was:
+            self._touch(self)
+
     def on_link_down(self, now: float) -> None:
         """Nothing is known of it until the link is back."""
         self._connected = False
