@@ -46,7 +46,10 @@ def as_json(value: object) -> str:
 
 
 def replicas_table(replicas: Iterable[Replica]) -> Table:
-    """Return the fleet: state, trust, load, cache; `sent` and `hits` are this router's."""
+    """Return the fleet: state, trust, load, cache; `sent` and `hits` are this router's.
+
+    Why one gets no new requests is said below, where its state doesn't say it.
+    """
     replicas = list(replicas)
     models = sorted({replica.model for replica in replicas})
     # One model is named once, not in every row.
@@ -70,6 +73,14 @@ def replicas_table(replicas: Iterable[Replica]) -> Table:
             str(replica.routed_count),
             "-" if rate is None else f"{rate:.0%}",
         )
+    table.caption_justify = "left"
+    reasons = [
+        f"{replica.group_id}/{replica.dp_rank}: {replica.reason}"
+        for replica in replicas
+        if replica.reason not in {"", replica.phase.value}
+    ]
+    if reasons:
+        table.caption = Text("\n".join(reasons))
     return table
 
 

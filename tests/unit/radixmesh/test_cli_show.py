@@ -50,6 +50,17 @@ def test_a_fleet_of_one_model_fits_and_names_it_once() -> None:
     assert not any("…" in line for line in lines)
 
 
+def test_why_a_replica_gets_nothing_is_said_where_its_state_does_not() -> None:
+    why = "the same process as group worker-9"
+    rows = [
+        replica("worker-9"),
+        replace(replica(), reason=why),
+        replace(replica(), reason="connecting"),
+    ]
+    lines = shown(replicas_table(rows))
+    assert [line.strip() for line in lines if ": " in line][1:] == [f"worker-10/3: {why}"]
+
+
 def test_long_names_go_on_in_the_next_line() -> None:
     models = [MODEL, "another-model-with-a-long-name"]
     lines = shown(replicas_table([replica("europe-west-4-inference", one) for one in models]))
