@@ -203,7 +203,7 @@ async def test_errors_come_back_as_their_class(kind: type[Any]) -> None:
 
 @both
 async def test_a_refusal_before_the_first_message_is_tried_again(kind: type[Any]) -> None:
-    router = FakeRouter([[QueueFull("full")], [GroupLost("lost")], ANSWER])
+    router = FakeRouter([[QueueFull("full", retry_after_s=0.001)], [GroupLost("lost")], ANSWER])
     async with calling(kind, router) as call:
         result = await call("complete", "hi")
     assert (result.text, len(router.requests)) == ("Hello", 3)
@@ -212,7 +212,7 @@ async def test_a_refusal_before_the_first_message_is_tried_again(kind: type[Any]
 
 @both
 async def test_tries_end(kind: type[Any]) -> None:
-    router = FakeRouter([[QueueFull("full")]])
+    router = FakeRouter([[QueueFull("full", retry_after_s=0.001)]])
     async with calling(kind, router) as call:
         with pytest.raises(QueueFull):
             await call("complete", "hi")
