@@ -16,9 +16,9 @@ from router.tree.marks import Marks, MarkTable
 from router.tree.runs import KEY_BYTES, NONE, Runs, pack, unpack
 from router.tree.search import leading
 
-# Upper bounds, as measured: a map is at worst a third full, and then a key costs 60 bytes
-# there; the key itself 48, and 8 in its run. A run costs its number, columns and one object.
-BYTES_PER_KEY = 116
+# Upper bounds: a key is 48 bytes, 8 in its run, and where keys come and go up to 120 in the map,
+# half of that as a rule. A run costs its number, its columns and one object.
+BYTES_PER_KEY = 176
 BYTES_PER_RUN = 128
 DEFAULT_BUDGET_BYTES = 512 * 2**20
 _MASKS_LIMIT = 1 << 16

@@ -20,7 +20,10 @@ NONE = 0  # the number of no run, and the key above the first block of a prompt
 HITS_LIMIT = 15
 _SPARSE = 4  # columns are shortened when so many numbers are there for each run
 _SMALL = 64
-_IDLE_BYTES_PER_KEY = 250  # a map that takes more was made for far more keys
+# A map that only grows takes 30 to 60 bytes a key, one from which keys go as others come up to
+# 120. One that takes more was made for more keys. To copy it costs five times what it costs
+# the map itself to grow, so that is left to when most of them have gone.
+_MAP_BYTES_PER_KEY = 250
 
 _pack_one = Struct("=Q").pack
 
@@ -328,8 +331,8 @@ class Runs:
         self.hits = self.hits[:]
 
     def _shrink_map(self) -> None:
-        if sys.getsizeof(self.of) > _IDLE_BYTES_PER_KEY * (len(self.of) + _SMALL):
-            self.of = dict(self.of.items())
+        if sys.getsizeof(self.of) > _MAP_BYTES_PER_KEY * (len(self.of) + _SMALL):
+            self.of = dict(self.of)
 
     def _shorten(self) -> None:
         """Take the highest number off the columns; its run, if there is one, gets another."""

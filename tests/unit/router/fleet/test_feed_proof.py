@@ -6,6 +6,7 @@ And equal to the cache once it is repaired; a part of it, marked as such, over a
 from collections import deque
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,7 +244,8 @@ class Story:
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
+@pytest.mark.timeout(90)
 def test_once_repaired_the_index_equals_the_cache(
     steps: list[tuple[str, tuple[int, ...], int]],
 ) -> None:
@@ -261,7 +263,8 @@ def test_once_repaired_the_index_equals_the_cache(
 
 
 @given(STEPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
+@pytest.mark.timeout(60)
 def test_over_its_budget_a_view_is_a_part_of_the_cache_and_says_so(
     steps: list[tuple[str, tuple[int, ...], int]],
 ) -> None:

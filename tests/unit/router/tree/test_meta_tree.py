@@ -140,7 +140,7 @@ def test_over_its_budget_it_forgets_but_never_invents(
 
 def test_what_was_of_use_longest_ago_goes_first() -> None:
     room = 5 * BYTES_PER_KEY + 4 * BYTES_PER_RUN
-    tree = MetaTree(budget_bytes=room + room // 50)
+    tree = MetaTree(budget_bytes=room + room // 16)
     replica = tree.join()
     tree.store(replica, 0, [1, 2])
     tree.store(replica, 1, [3])

@@ -201,7 +201,24 @@ def test_the_count_of_what_it_costs_covers_what_it_costs() -> None:
             tree.store(replica, 0, [chance.getrandbits(64) for _ in range(blocks)])
         used = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert 0.6 * tree.cost_bytes < used < 1.1 * tree.cost_bytes
+        assert 0.5 * tree.cost_bytes < used < tree.cost_bytes
+
+
+def test_what_it_costs_stays_below_its_budget_while_blocks_come_and_go() -> None:
+    for keys in (5_000, 5_600, 7_000):
+        chance = random.Random(keys)
+        tracemalloc.start()
+        tree = MetaTree(budget_bytes=keys * (BYTES_PER_KEY + BYTES_PER_RUN // 8))
+        replica = tree.join()
+        most = 0
+        for _ in range(4 * keys // 8):
+            tree.store(replica, 0, [chance.getrandbits(64) for _ in range(8)])
+            most = max(most, sys.getsizeof(tree._runs.of) - 120 * len(tree))
+        used = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert len(tree) > 0.9 * keys
+        assert most < 16 * 1024
+        assert 0.5 * tree.cost_bytes < used < tree.cost_bytes
 
 
 def test_a_bad_key_is_refused_alone() -> None:
