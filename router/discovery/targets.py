@@ -44,8 +44,9 @@ class GroupTarget:
         return self._fleet.groups.find(group.group_id) is group
 
     def drain(self, group: Group, /) -> None:
-        """Send it nothing new; its streams finish."""
-        self._fleet.drain_group(group.group_id)
+        """Send it nothing new; its streams finish. What an administrator wants of it stays."""
+        if not group.drained:
+            self._fleet.drain_group(group.group_id)
 
     def undrain(self, group: Group, /) -> None:
         """Send it requests again."""

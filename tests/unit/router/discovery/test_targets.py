@@ -10,6 +10,7 @@ from radixmesh.errors import GroupExists
 from router.discovery.member import Member
 from router.discovery.targets import GroupTarget, PoolTarget
 from router.text.pool import OnChange, Pool, Serving
+from tests.fakes.fleet import ask
 from tests.fakes.group_link import FakeFleet
 
 WANTED = Serving("tiny", "f1")
@@ -57,6 +58,19 @@ def test_a_group_of_the_same_name_is_not_the_same_group() -> None:
     group = target.join(member("h:1", "w"))
     fake.fleet.remove_group("w")
     fake.fleet.add_group("h:1", "w")
+    assert not target.present(group)
+
+
+def test_what_an_administrator_wants_of_a_group_outlives_what_its_source_says() -> None:
+    fake = FakeFleet()
+    target = GroupTarget(fake.fleet, drain_s=5)
+    group = target.join(member("h:1", "w"))
+    fake.links["h"].up()
+    booking = fake.fleet.place(ask(range(20)))
+    fake.fleet.drain_group("w", remove=True)
+    target.drain(group)
+    booking.release()
+    fake.fleet.tick()
     assert not target.present(group)
 
 
