@@ -36,7 +36,7 @@ from radixmesh.blocks import block_keys
 from router.policy.board import Board
 from router.policy.choice import Standing, Wish
 from router.policy.price import Price
-from router.tree.meta_tree import MetaTree
+from router.tree.meta_tree import BYTES_PER_KEY, BYTES_PER_RUN, MetaTree
 
 IDS = 4096
 BLOCK_TOKENS = 16
@@ -268,7 +268,22 @@ def memory(blocks: int, replicas: int) -> Row:
         measured, counted = alone(partial(_bytes, blocks, replicas, run))
         found[f"runs of {run}, bytes a block"] = measured
         print(f"  runs of {run:<20}{measured:9.0f}{counted:18.0f}")
+    measured, counted = alone(partial(_bytes_at_budget, blocks, replicas))
+    found["runs of 8 at the budget, bytes a block"] = measured
+    print(f"  {'runs of 8, at its budget':28}{measured:9.0f}{counted:18.0f}")
     return found
+
+
+def _bytes_at_budget(blocks: int, replicas: int) -> tuple[float, float]:
+    """Store three times what the budget is for, so that blocks go as others come."""
+    chance, run = Random(8), 8
+    before = _resident()
+    tree = MetaTree(budget_bytes=blocks * (BYTES_PER_KEY + BYTES_PER_RUN // run))
+    numbers = [tree.join() for _ in range(replicas)]
+    for index, keys in enumerate(chains(3 * blocks, run, chance)):
+        tree.store(numbers[index % replicas], 0, keys)
+    del keys
+    return (_resident() - before) / len(tree), tree.cost_bytes / len(tree)
 
 
 def _bytes(blocks: int, replicas: int, run: int) -> tuple[float, float]:
