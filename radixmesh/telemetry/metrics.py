@@ -161,7 +161,7 @@ class RouterMetrics:
         self.view_losses = make.counter(
             "view_losses_total",
             "Views that could not be trusted any more, by cause "
-            "(gap, digest, contradiction, silence).",
+            "(gap, digest, contradiction, silence, mute).",
             "cause",
         )
         self.resyncs = make.counter("resyncs_total", "Snapshots asked for after a loss.")
