@@ -84,7 +84,8 @@ async def endure(bench: Bench, name: str, size: Size) -> None:
     sys.stdout.write(
         f"{name}: {len(traffic.streams)} streams, {midway} midway at the fault, "
         f"{traffic.resumed} resumed, {errors} allowed errors; ended after {ended_s:.1f} s, "
-        f"at rest after {time.monotonic() - began:.1f} s; begun at {traffic.places}\n"
+        f"at rest after {time.monotonic() - began:.1f} s; begun at {traffic.places}, "
+        f"left out {await bench.mesh.left_out()}\n"
     )
 
 

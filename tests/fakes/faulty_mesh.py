@@ -214,6 +214,16 @@ class FaultyMesh:
             one.phase is Phase.READY and one.view is View.EXACT for one in replicas
         )
 
+    async def left_out(self) -> dict[str, str]:
+        """Why routers give nothing new to replicas that are ready."""
+        reasons = {}
+        for router in self.shape.routers:
+            async with self.fleet(router) as fleet:
+                for one in await fleet.list_replicas():
+                    if one.reason:
+                        reasons[f"{router} {one.group_id}/{one.dp_rank}"] = one.reason
+        return reasons
+
     async def until_fleet(
         self, router: str, ready: Callable[[Sequence[Replica]], bool], within_s: float = START_S
     ) -> None:

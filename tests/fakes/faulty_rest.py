@@ -75,7 +75,9 @@ async def held(mesh: FaultyMesh) -> dict[str, object]:
         async with mesh.fleet(router) as fleet:
             replicas = await fleet.list_replicas()
         if not mesh.whole(replicas):
-            found[f"{router} fleet"] = [(one.group_id, one.phase, one.view) for one in replicas]
+            found[f"{router} fleet"] = [
+                (one.group_id, one.dp_rank, one.phase, one.view, one.reason) for one in replicas
+            ]
         found |= {
             f"{router} {one.group_id}/{one.dp_rank}": wrong
             for one in replicas

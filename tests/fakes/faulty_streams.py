@@ -87,12 +87,15 @@ class Stream:
     def faults(self, said: Said, tokens: int) -> str:
         """Say what is wrong with what came; empty when nothing is."""
         tokens = self.tokens or tokens
-        ids, text = said.ids(self.prompt, tokens), "".join(self.texts)
+        # Of one that broke off, some more than what came.
+        broke_off = self.error or self.left
+        count = min(tokens, len(self.ids) + 8) if broke_off else tokens
+        ids, text = said.ids(self.prompt, count), "".join(self.texts)
         if not self.ended:
             return "it never ended"
         if self.ids != ids[: len(self.ids)]:
             return f"ids {self.ids}, expected {ids}"
-        if self.error or self.left:
+        if broke_off:
             whole = said.text(ids).startswith(text) and not self.finishes
             return "" if whole else f"{text!r} and {self.finishes} before it broke off"
         reasons = [finish.finish_reason for finish in self.finishes]
