@@ -282,7 +282,8 @@ async def until_links(mesh: RouterMesh, service: str, count: int) -> None:
 async def test_scaling_in_breaks_no_long_stream(model_dir: Path) -> None:
     async with run_mesh(model_dir, workers=3, shape={"step_s": 0.01}) as mesh:
         streams = await ask_for(mesh, 12, 120)
-        await eventually(lambda: all(worker.running for worker in mesh.workers))
+        await eventually(lambda: mesh.running == len(streams))
+        assert all(worker.running for worker in mesh.workers)
         request = pb.DrainGroupRequest(group_id="g1", remove_when_idle=True)
         request.deadline.FromMilliseconds(300)
         assert (await mesh.fleet.DrainGroup(request)).in_flight_count >= 1
@@ -301,7 +302,8 @@ async def test_a_drained_group_finishes_its_streams_and_comes_back_when_it_is_ad
 ) -> None:
     async with run_mesh(model_dir, workers=2, shape={"step_s": 0.01}) as mesh:
         streams = await ask_for(mesh, 8, 50)
-        await eventually(lambda: all(worker.running for worker in mesh.workers))
+        await eventually(lambda: mesh.running == len(streams))
+        assert all(worker.running for worker in mesh.workers)
         await mesh.fleet.DrainGroup(pb.DrainGroupRequest(group_id="g1"))
         assert await whole(mesh, streams, 50)
         assert mesh.workers[1].cancelled == {}
