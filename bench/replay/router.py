@@ -23,6 +23,7 @@ from router.fleet.feed import Feed, Index
 from router.fleet.workload import Charge, Report, Workload
 from router.policy.board import Board
 from router.policy.choice import Ints, Prices, Standing, View, Wish
+from router.policy.price import SHAPE, Shape
 from router.tree.inflight import Marks
 from router.tree.meta_tree import FeedBroken
 from router.tree.predicted import Predicted
@@ -172,13 +173,19 @@ class Router:
     """Chooses a worker for each job that comes to it."""
 
     def __init__(
-        self, workers: Sequence[Worker], chooser: Chooser, links: Links, *, rng: Random
+        self,
+        workers: Sequence[Worker],
+        chooser: Chooser,
+        links: Links,
+        *,
+        rng: Random,
+        shape: Shape = SHAPE,
     ) -> None:
         self._chooser = chooser
         self._links = links
         self._rng = rng
         self._index = Index()
-        self._board = Board()
+        self._board = Board(shape)
         self._seats = [
             Seat(number, worker, self._index, links) for number, worker in enumerate(workers)
         ]

@@ -11,6 +11,7 @@ from bench.replay.outcome import Outcome, Served
 from bench.replay.router import Booked, Chooser, Links, Router
 from bench.replay.worker import Entry, Pace, Worker
 from router.fleet.changes import Change, Chunk
+from router.policy.price import SHAPE, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Setup:
         serial: Whether workers are of the prefill-only model.
         budget: Ids of a step.
         seed: Of all chance.
+        shape: Constants of the price.
     """
 
     replicas: int = 0
@@ -35,6 +37,7 @@ class Setup:
     budget: int = 512
     links: Links = field(default_factory=Links)
     seed: int = 1
+    shape: Shape = SHAPE
 
 
 class Replay:
@@ -58,7 +61,9 @@ class Replay:
         ]
         for _ in range(setup.routers):
             rng = Random(self._rng.random())
-            self.routers.append(Router(self.workers, make_chooser(), setup.links, rng=rng))
+            self.routers.append(
+                Router(self.workers, make_chooser(), setup.links, rng=rng, shape=setup.shape)
+            )
         self._served: list[Served] = []
 
     def _worker(self, number: int, pace: Pace) -> Worker:

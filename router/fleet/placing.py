@@ -198,7 +198,7 @@ def quote(
         waiting=stands.waiting,
         wait_s=float(prices.wait_s[row]),
         prefill_s=float(prices.prefill_s[row]),
-        alpha=prices.alpha,
+        alpha=float(prices.alpha[row]),
         crowding_s=float(prices.crowding_s[row]),
         eviction_s=float(prices.eviction_s[row]),
         total_s=float(prices.total_s[row]),

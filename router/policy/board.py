@@ -9,8 +9,19 @@ from statistics import median
 
 import numpy as np
 
-from router.policy.choice import Ints, Name, Prices, Standing, Wish
-from router.policy.price import Terms, alpha_at, evicted_blocks, expected_output, terms
+from router.policy.choice import Bools, Floats, Ints, Name, Prices, Standing, Wish
+from router.policy.price import (
+    SHAPE,
+    Shape,
+    Terms,
+    alpha_at,
+    congestion,
+    evicted_blocks,
+    expected_output,
+    lane_s,
+    regretted_ids,
+    terms,
+)
 
 # Rates of a replica that has learned none, in a fleet that has learned none.
 DEFAULT_PREFILL_RATE = 4000.0
@@ -41,9 +52,10 @@ class Row:
 
 
 class Board:
-    """Replicas of one model."""
+    """Replicas of one model. `shape` has the constants of the price."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape = SHAPE) -> None:
+        self._shape = shape
         self._rows: list[Row] = []
         self.names: list[Name] = []
         self.standings: list[Standing] = []
@@ -54,6 +66,7 @@ class Board:
         self._unlearned: set[Row] = set()
         self._rates_changed = False
         self._rate, self._step_s = DEFAULT_PREFILL_RATE, DEFAULT_DECODE_STEP_S
+        self._places: Floats | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -63,6 +76,7 @@ class Board:
         if len(self._rows) == len(self._eligible):
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
             self._eligible = np.concatenate((self._eligible, np.zeros_like(self._eligible)))
+        self._places = None
         row = Row(self, len(self._rows))
         self._rows.append(row)
         self.names.append(name)
@@ -74,6 +88,7 @@ class Board:
         """Take a row off; the last one takes its index."""
         last, name, standing = self._rows.pop(), self.names.pop(), self.standings.pop()
         self._unlearned.discard(row)
+        self._places = None
         if last is not row:
             self._columns[:, row.index] = self._columns[:, last.index]
             self._eligible[row.index] = self._eligible[last.index]
@@ -110,14 +125,16 @@ class Board:
         columns, eligible = self._columns[:, :count], self._eligible[:count]
         token_s, queue_s, seat_s, crowding_s, unused, free, block, waiting, requests = columns
         output = expected_output(wish.max_tokens)
-        alpha = alpha_at(waiting=float(waiting @ eligible), replicas=float(eligible.sum()))
         matched = np.asarray(matched_blocks, np.float64)
         missing = np.maximum(1.0, wish.prompt_tokens - matched * block)
         prefill = missing * token_s
         wait = queue_s + output * seat_s
         crowding = output * crowding_s
         needed = np.ceil((missing + output) / block)
-        eviction = evicted_blocks(needed, unused, free) * (block * token_s)
+        eviction = evicted_blocks(needed, unused, free, self._shape) * (block * token_s)
+        held = matched * block * eligible
+        lost = self._lost_s(held, wish.prompt_tokens, token_s, queue_s, waiting, eligible)
+        alpha = 1 + lost / prefill
         return Prices(
             names=self.names,
             standings=self.standings,
@@ -133,12 +150,47 @@ class Board:
             requests=requests,
         )
 
+    def _lost_s(
+        self,
+        held: Floats,
+        prompt_tokens: int,
+        token_s: Floats,
+        queue_s: Floats,
+        waiting: Floats,
+        eligible: Bools,
+    ) -> Floats:
+        """Return what others lose when a prompt goes to each replica, in seconds."""
+        if not eligible.any():
+            return np.zeros(len(held))
+        if not eligible.all():
+            token_s, queue_s, waiting = token_s[eligible], queue_s[eligible], waiting[eligible]
+        shape, replicas = self._shape, len(waiting)
+        # An id counts what it takes on the average replica: a slow one's second delays fewer.
+        usual_token_s = replicas / float((1 / token_s).sum())
+        weight = alpha_at(congestion(waiting), shape)
+        own_s = max(1.0, prompt_tokens - float(held.max())) * usual_token_s
+        long_s = lane_s(own_s, float(queue_s.sum()) / replicas, float(waiting.sum()) / replicas)
+        lost_s = (weight - 1) * usual_token_s * regretted_ids(held)
+        return lost_s + shape.lane * (weight - shape.idle) * long_s * self._lane_places()
+
+    def _lane_places(self) -> Floats:
+        """Return where each row stands in the order of names: 0 first, towards 1.
+
+        All routers know the same names, so they agree on it.
+        """
+        if self._places is None:
+            count = len(self.names)
+            self._places = np.empty(count)
+            order = sorted(range(count), key=self.names.__getitem__)
+            self._places[order] = np.cbrt(np.arange(count) / max(1, count))
+        return self._places
+
     def _write(self, row: Row) -> None:
         standing = self.standings[row.index]
         rate = standing.prefill_rate or self._rate
         step_s = standing.decode_step_s or self._step_s
         self._columns[:, row.index] = (
-            *terms(standing, rate, step_s),
+            *terms(standing, rate, step_s, self._shape),
             standing.block_tokens,
             standing.waiting,
             standing.running + standing.waiting,

@@ -84,7 +84,7 @@ class Prices:
         eligible: Whether they can be chosen now.
         block_tokens: Ids of a block there.
         matched_blocks: Blocks of the prompt that each holds or is about to hold.
-        alpha: Weight of `prefill_s` at the present load.
+        alpha: Weight of `prefill_s` there: what others lose by it comes on top of it.
         wait_s: For the work that is there.
         prefill_s: To compute what is missing, before alpha.
         crowding_s: What decoding next to the others costs.
@@ -98,7 +98,7 @@ class Prices:
     eligible: Bools
     block_tokens: Floats
     matched_blocks: Floats
-    alpha: float
+    alpha: Floats
     wait_s: Floats
     prefill_s: Floats
     crowding_s: Floats

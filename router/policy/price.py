@@ -1,29 +1,55 @@
 """The price: predicted seconds, one unit for all replicas, and the policy that takes the least.
 
-Knows how replicas stand, nothing of where their numbers come from. No thresholds, no
-gates: every term is continuous, so a small change of load never flips all
-affinity at once. Holds no clock; chance comes from the caller's generator.
+    price = wait + prefill + pressure x (what is lost by computing it there) + crowding + eviction
+
+Wait and prefill are the request's own. The rest is what others pay. Computing again what another
+replica holds makes all wait longer who come later, the more the fuller the fleet is: that is
+the pressure. In receipts prefill and loss appear as alpha x prefill. Knows how replicas stand,
+nothing of where their numbers come from. No thresholds, no gates: every term is continuous, so
+a small change of load never flips all affinity at once. Holds no clock; chance comes from the
+caller's generator. `python -m bench.replay.sweep` shows what each constant is worth.
 """
 
 import math
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from router.policy.choice import Floats, Ints, Prices, Standing, Wish
 
-# A missed prefix costs more than its own prefill: it delays all that come after. On an hour of
-# real traffic 2 was enough when idle and 5 to 8 best near saturation.
-ALPHA_IDLE = 2.0
-ALPHA_FULL = 8.0
 EXPECTED_OUTPUT = 128  # ids of one output, where the limit says nothing better
-CROWDING_WEIGHT = 0.25
-REUSE_CHANCE = 0.1  # that a block which must go would have been asked for again
 # Learned rates differ by some percent from one replica to the next without meaning anything.
 # Prices that differ by less than this part of the cheapest prefill count as nearly equal.
 TIE_WIDTH = 0.05
 _NEVER_DRAWN = 40.0  # widths above the best
+LONG = 3.5  # times the usual work, from where on a request counts as long
+_STEEP = 6  # how soon that becomes so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The constants of the price. One set for all loads and workloads.
+
+    Attributes:
+        idle: Weight of a missing id where nobody waits, its own prefill included.
+        full: What that weight tends to as queues grow.
+        power: How fast: the weight begins as idle x congestion^power.
+        lane: How far long work is steered to the replicas that are first by name.
+        crowding: What a full batch adds to a decode step, in steps.
+        reuse: Chance that a block which must go would have been asked for again.
+    """
+
+    idle: float = 2.0
+    full: float = 64.0
+    power: float = 2.0
+    lane: float = 0.5
+    crowding: float = 0.25
+    reuse: float = 0.1
+
+
+SHAPE: Final = Shape()
 
 
 class Terms(NamedTuple):
@@ -46,7 +72,7 @@ class Terms(NamedTuple):
     free: float
 
 
-def terms(standing: Standing, rate: float, step_s: float) -> Terms:
+def terms(standing: Standing, rate: float, step_s: float, shape: Shape = SHAPE) -> Terms:
     """Return the terms of a replica that prefills `rate` ids a second and decodes in `step_s`."""
     seats = max(1, standing.max_running)
     requests = standing.running + standing.waiting
@@ -57,7 +83,7 @@ def terms(standing: Standing, rate: float, step_s: float) -> Terms:
         queue_s=standing.uncached_tokens / rate,
         seat_s=beyond * step_s / seats,
         # Decoding is bound by memory: company is nearly free until the batch is well filled.
-        crowding_s=CROWDING_WEIGHT * step_s * occupancy * occupancy,
+        crowding_s=shape.crowding * step_s * occupancy * occupancy,
         unused=max(0, standing.free_blocks - standing.cached_blocks),
         free=standing.free_blocks,
     )
@@ -68,14 +94,58 @@ def expected_output(max_tokens: int) -> int:
     return max(1, min(max_tokens, EXPECTED_OUTPUT))
 
 
-def alpha_at(*, waiting: float, replicas: float) -> float:
-    """Weight of a missing id: 2 when nobody waits, 5 at one waiting a replica, towards 8."""
-    return ALPHA_IDLE + (ALPHA_FULL - ALPHA_IDLE) * waiting / (waiting + max(1.0, replicas))
+def congestion(waiting: Floats) -> float:
+    """Return how full a fleet is: 1 while nobody waits, 1 + n where n wait at every replica.
+
+    The harmonic mean of 1 + n. Where a share s of the replicas is idle it stays below 1/s,
+    however long the other queues are: an idle replica computes a miss at nobody's cost, so a
+    hot prefix can't pin itself to its home by the queue that it makes there.
+    """
+    return len(waiting) / float((1 / (1 + waiting)).sum()) if len(waiting) else 1.0
 
 
-def evicted_blocks(needed: Floats, unused: Floats, free: Floats) -> Floats:
+def alpha_at(crowd: float, shape: Shape = SHAPE) -> float:
+    """Weight of an id that is computed though another replica holds it.
+
+    Such an id delays those who come after it for as long as the queue lasts. In a queue of
+    Poisson arrivals that is 1 + (how many wait) / (1 - utilization) requests, and the second
+    factor grows with the queue as well: about (1 + n)^2. It levels off as queues get long.
+    """
+    above = shape.idle * (crowd**shape.power - 1)
+    room = shape.full - shape.idle
+    return shape.idle + (room * above / (room + above) if room > 0 else 0.0)
+
+
+def regretted_ids(held: Floats) -> Floats:
+    """Ids that each replica lacks though others hold them, by how many others do.
+
+    What one other replica holds counts whole, what k others hold counts 1/k: a prefix that is
+    in many places has shown that it is wanted in many, so one more copy is less of a loss.
+    What nobody holds has to be computed wherever it goes, and counts nothing.
+    """
+    order = np.argsort(-held)
+    depth = held[order]
+    lost = np.zeros(len(held))
+    lost[order[1:]] = np.cumsum((depth[:-1] - depth[1:]) / np.arange(1, len(held)))
+    return lost
+
+
+def lane_s(own_s: float, queued_s: float, waiting: float) -> float:
+    """Seconds of long work that short requests should not stand behind.
+
+    Long is what is well above the usual work, which `queued_s` / (1 + `waiting`) tells. Long
+    work that keeps together delays fewer requests than long work in every queue.
+    """
+    long_s = LONG * queued_s / (1 + waiting)
+    if long_s <= own_s:
+        return own_s / (1 + (long_s / own_s) ** _STEEP)
+    ratio = (own_s / long_s) ** _STEEP
+    return own_s * ratio / (1 + ratio)
+
+
+def evicted_blocks(needed: Floats, unused: Floats, free: Floats, shape: Shape = SHAPE) -> Floats:
     """Blocks that must go for so many new ones, by the chance that somebody misses them."""
-    cached: Floats = REUSE_CHANCE * np.maximum(0.0, needed - unused)
+    cached: Floats = shape.reuse * np.maximum(0.0, needed - unused)
     return cached + np.maximum(0.0, needed - free)
 
 

@@ -1,150 +1,203 @@
-"""The price and the baselines on candidates made by hand."""
+"""The price on boards made by hand."""
 
-from collections import Counter
+import math
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.policy.choice import Candidate, Policy
-from router.policy.policies import POLICIES
-from router.policy.price import Price, alpha_at, price_all
-
-COLD = Candidate(
-    group_id="g",
-    dp_rank=0,
-    prompt_tokens=512,
-    prompt_blocks=32,
-    free_blocks=4096,
-    kv_blocks=4096,
-    max_running=64,
+from router.policy.board import Board
+from router.policy.choice import Wish
+from router.policy.price import (
+    SHAPE,
+    Price,
+    alpha_at,
+    congestion,
+    lane_s,
+    regretted_ids,
 )
-
-
-def fleet(count: int, **changes: object) -> list[Candidate]:
-    return [replace(COLD, dp_rank=rank, **changes) for rank in range(count)]  # type: ignore[arg-type]
-
-
-def chosen(candidates: list[Candidate], policy: Policy, draws: int = 200) -> Counter[int]:
-    rng = Random(5)
-    prices = [price for price in price_all(candidates, max_tokens=64) if price.eligible]
-    return Counter(policy.choose(prices, rng).price.dp_rank for _ in range(draws))
+from tests.unit.router.policy.boards import COLD, WISH, board_of, chosen, fleet, prices_of
 
 
 def test_equal_replicas_share_by_chance() -> None:
-    shares = chosen(fleet(4), Price(), draws=4000)
-    assert min(shares.values()) > 850
+    assert min(chosen(fleet(4), Price(), draws=4000).values()) > 850
 
 
 def test_replicas_whose_learned_rates_differ_a_little_share_too() -> None:
-    candidates = [
-        replace(one, prefill_rate=rate)
-        for one, rate in zip(fleet(4), (1000.0, 1010.0, 990.0, 1005.0), strict=True)
-    ]
-    assert min(chosen(candidates, Price(), draws=4000).values()) > 500
+    rates = (1000.0, 1010.0, 990.0, 1005.0)
+    board = board_of(*[replace(COLD, prefill_rate=rate, decode_step_s=0.03) for rate in rates])
+    assert min(chosen(board, Price(), draws=4000).values()) > 500
 
 
 def test_a_hit_wins_on_an_idle_fleet() -> None:
-    candidates = fleet(4)
-    candidates[2] = replace(candidates[2], matched_blocks=16)
-    assert chosen(candidates, Price()) == {2: 200}
+    assert chosen(fleet(4), Price(), [0, 0, 16, 0]) == {2: 200}
 
 
 def test_a_miss_goes_by_load_and_never_by_the_size_of_a_tree() -> None:
-    busy = replace(COLD, dp_rank=0, uncached_tokens=4000, waiting=8, cached_blocks=0)
-    idle = replace(COLD, dp_rank=1, cached_blocks=4096)
-    assert chosen([busy, idle], Price()) == {1: 200}
+    busy = replace(COLD, uncached_tokens=4000, waiting=8, cached_blocks=0)
+    idle = replace(COLD, cached_blocks=4096)
+    assert chosen(board_of(busy, idle), Price()) == {1: 200}
 
 
 def test_an_overloaded_home_is_left_and_others_keep_theirs() -> None:
-    hot = replace(COLD, dp_rank=0, matched_blocks=32, uncached_tokens=60_000, waiting=30)
-    assert chosen([hot, *fleet(4)[1:]], Price())[0] == 0
-    home = replace(COLD, dp_rank=1, matched_blocks=32)
-    others = [replace(hot, matched_blocks=0), home, *fleet(4)[2:]]
-    assert chosen(others, Price()) == {1: 200}
+    hot = replace(COLD, uncached_tokens=60_000, waiting=30)
+    board = board_of(hot, COLD, COLD, COLD)
+    assert chosen(board, Price(), [32, 0, 0, 0])[0] == 0
+    assert chosen(board, Price(), [0, 32, 0, 0]) == {1: 200}
 
 
 def test_a_step_of_load_never_flips_everything() -> None:
     """As a home fills, its advantage shrinks by small steps and changes sign once."""
 
     def advantage(queued: int) -> float:
-        home = replace(COLD, dp_rank=0, matched_blocks=31, uncached_tokens=queued)
-        prices = price_all([home, *fleet(2)[1:]], max_tokens=64)
-        return prices[1].total_s - prices[0].total_s
+        board = board_of(replace(COLD, uncached_tokens=queued), COLD)
+        home, other = prices_of(board, [31, 0]).total_s
+        return float(other - home)
 
-    line = [advantage(queued) for queued in range(0, 4000, 16)]
+    line = [advantage(queued) for queued in range(0, 8000, 16)]
     assert all(0 < before - after < 0.01 for before, after in pairwise(line))
     assert line[0] > 0 > line[-1]
 
 
-def test_alpha_rises_smoothly_from_two_towards_eight() -> None:
-    values = [alpha_at(waiting=waiting, replicas=4) for waiting in range(200)]
-    assert values[0] == 2.0
-    assert values[4] == 5.0
-    assert 7.5 < values[-1] < 8.0
-    assert all(0 < after - before < 1.3 for before, after in pairwise(values))
+def test_one_more_waiting_request_moves_the_price_of_a_miss_by_little() -> None:
+    """Never by more than a few prefills of the prompt, and never back."""
+
+    def miss_s(waiting: int) -> float:
+        every = [replace(COLD, waiting=waiting, uncached_tokens=512 * waiting)] * 4
+        prices = prices_of(board_of(*every), [31, 0, 0, 0])
+        return float(prices.alpha[1] * prices.prefill_s[1])
+
+    prefill_s = 512 / 4000
+    line = [miss_s(waiting) for waiting in range(60)]
+    assert all(0 < after - before < 12 * prefill_s for before, after in pairwise(line))
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=64))
+def test_congestion_is_between_one_and_the_longest_queue(waiting: list[int]) -> None:
+    found = congestion(np.array(waiting, float))
+    assert 1 + min(waiting) - 1e-9 <= found <= 1 + max(waiting) + 1e-9
+
+
+@given(st.integers(1, 63), st.integers(1, 1 << 40))
+def test_a_queue_however_long_weighs_little_while_others_are_idle(busy: int, queue: int) -> None:
+    waiting = np.zeros(64)
+    waiting[:busy] = queue
+    assert congestion(waiting) <= 64 / (64 - busy) + 1e-9
+
+
+@given(st.floats(1, 1e6), st.floats(0.001, 10))
+def test_alpha_rises_smoothly_from_idle_towards_full(crowd: float, more: float) -> None:
+    before, after = alpha_at(crowd), alpha_at(crowd + more)
+    assert alpha_at(1.0) == SHAPE.idle
+    assert SHAPE.idle <= before <= after + 1e-6 <= SHAPE.full + 1e-6
+    assert after - before <= 2 * SHAPE.idle * more * (crowd + more)
+
+
+def test_what_many_hold_is_regretted_less_than_what_one_holds() -> None:
+    one = regretted_ids(np.array([100.0, 0, 0, 0]))
+    assert one.tolist() == [0, 100, 100, 100]
+    three = regretted_ids(np.array([100.0, 100, 0, 100]))
+    assert three == pytest.approx([0, 0, 100 / 3, 0])
+    steps = regretted_ids(np.array([40.0, 0, 100]))
+    assert steps == pytest.approx([60, 60 + 20, 0])
+
+
+@given(st.lists(st.integers(0, 4096), min_size=1, max_size=64))
+def test_regret_grows_as_less_is_held_and_is_never_above_what_is_missing(held: list[int]) -> None:
+    lost = regretted_ids(np.array(held, float))
+    assert all(0 <= each <= max(held) - have + 1e-6 for each, have in zip(lost, held, strict=True))
+    by_depth = [loss for _, loss in sorted(zip(held, lost.tolist(), strict=True))]
+    assert all(before >= after - 1e-6 for before, after in pairwise(by_depth))
+
+
+def test_what_nobody_holds_weighs_alike_everywhere() -> None:
+    busy = replace(COLD, waiting=9, uncached_tokens=4000)
+    board = board_of(*[busy] * 4)
+    short = prices_of(board, wish=Wish(prompt_tokens=16)).alpha
+    assert short == pytest.approx([1.0] * 4, abs=1e-3)
+
+
+def test_long_work_keeps_together_and_usual_work_does_not() -> None:
+    busy = replace(COLD, waiting=9, uncached_tokens=9 * 500)
+    board = board_of(*[busy] * 4)
+    usual = prices_of(board, wish=Wish(prompt_tokens=500)).total_s
+    assert usual.max() - usual.min() < 500 / 4000  # less than one request
+    long = chosen(board, Price(), wish=Wish(prompt_tokens=20_000))
+    assert long == {0: 200}
+
+
+@given(st.floats(0.001, 1e3), st.floats(0, 1e3), st.floats(0, 1e3))
+def test_a_lane_never_counts_more_than_the_work_itself(
+    own_s: float, queued_s: float, waiting: float
+) -> None:
+    found = lane_s(own_s, queued_s, waiting)
+    assert 0 <= found <= own_s
+    assert math.isfinite(found)
+
+
+def test_a_burst_of_equals_is_spread_evenly() -> None:
+    """What is chosen is booked at once, and no report comes in between."""
+    policy, rng, counts = Price(), Random(3), [0] * 4
+    places = [COLD] * 4
+    board = Board()
+    rows = [board.add(("g", rank)) for rank in range(4)]
+    for _ in range(64):
+        for row, place in zip(rows, places, strict=True):
+            row.set(place)
+        row_index = policy.choose(prices_of(board), board.eligible_rows(), WISH, rng)
+        counts[row_index] += 1
+        place = places[row_index]
+        places[row_index] = replace(
+            place, waiting=place.waiting + 1, uncached_tokens=place.uncached_tokens + 512
+        )
+    assert max(counts) - min(counts) <= 2
 
 
 def test_a_slower_replica_gets_less() -> None:
-    fast = replace(COLD, dp_rank=0, prefill_rate=8000.0, uncached_tokens=512)
-    slow = replace(COLD, dp_rank=1, prefill_rate=1000.0)
-    assert chosen([fast, slow], Price()) == {0: 200}
+    fast = replace(COLD, prefill_rate=8000.0, uncached_tokens=512)
+    slow = replace(COLD, prefill_rate=1000.0)
+    assert chosen(board_of(fast, slow), Price()) == {0: 200}
 
 
 def test_a_replica_that_has_learned_nothing_is_taken_to_be_like_the_others() -> None:
-    learned = replace(COLD, dp_rank=0, prefill_rate=100_000.0, decode_step_s=0.001)
-    fresh = replace(COLD, dp_rank=1)
-    assert min(chosen([learned, fresh], Price()).values()) > 60
+    learned = replace(COLD, prefill_rate=100_000.0, decode_step_s=0.001)
+    assert min(chosen(board_of(learned, COLD), Price()).values()) > 60
 
 
 def test_a_full_batch_and_a_full_cache_cost() -> None:
-    prices = price_all(
-        [
-            COLD,
-            replace(COLD, running=64),
-            replace(COLD, cached_blocks=4096),
-            replace(COLD, free_blocks=10),
-        ],
-        max_tokens=64,
+    board = board_of(
+        COLD,
+        replace(COLD, running=64),
+        replace(COLD, cached_blocks=4096),
+        replace(COLD, free_blocks=10),
     )
-    idle, full, cached, short = prices
-    assert full.wait_s > idle.wait_s == 0
-    assert full.crowding_s > idle.crowding_s == 0
-    assert idle.eviction_s == 0 < cached.eviction_s < short.eviction_s
-    for price in prices:
-        parts = price.wait_s + price.crowding_s + price.eviction_s
-        assert price.total_s == pytest.approx(parts + price.alpha * price.prefill_s)
+    prices = prices_of(board)
+    assert prices.wait_s[1] > prices.wait_s[0] == 0
+    assert prices.crowding_s[1] > prices.crowding_s[0] == 0
+    assert prices.eviction_s[0] == 0 < prices.eviction_s[2] < prices.eviction_s[3]
 
 
-def test_a_candidate_that_cannot_be_chosen_is_priced_and_does_not_raise_alpha() -> None:
-    away = replace(COLD, dp_rank=1, reason="draining", waiting=100)
-    prices = price_all([COLD, away], max_tokens=64)
-    assert [price.eligible for price in prices] == [True, False]
-    assert prices[1].reason == "draining"
-    assert prices[0].alpha == 2.0
+def test_the_parts_add_up() -> None:
+    queues = [replace(COLD, waiting=n, uncached_tokens=700 * n, running=9) for n in range(5)]
+    prices = prices_of(board_of(*queues), [0, 3, 9, 20, 31])
+    parts = prices.wait_s + prices.alpha * prices.prefill_s + prices.crowding_s + prices.eviction_s
+    assert prices.total_s == pytest.approx(parts)
+    assert (prices.alpha >= 1).all()
 
 
-def test_round_robin_takes_turns_and_keeps_its_turn_when_replicas_change() -> None:
-    policy, rng = POLICIES["round_robin"](), Random(1)
-    prices = price_all(fleet(4), max_tokens=8)
-
-    def turn(without: int = -1) -> int:
-        return policy.choose([p for p in prices if p.dp_rank != without], rng).price.dp_rank
-
-    assert [turn() for _ in range(5)] == [0, 1, 2, 3, 0]
-    assert [turn(without=1), turn(), turn(without=0), turn(without=0)] == [2, 3, 1, 2]
+def test_one_that_cannot_be_chosen_is_priced_and_changes_nothing_for_the_others() -> None:
+    away = replace(COLD, reason="draining", waiting=100)
+    prices = prices_of(board_of(COLD, COLD, away), [0, 8, 32])
+    alone = prices_of(board_of(COLD, COLD), [0, 8])
+    assert prices.eligible.tolist() == [True, True, False]
+    assert prices.total_s[:2] == pytest.approx(alone.total_s)
+    assert prices.total_s[2] > 0
 
 
-def test_random_ignores_prices() -> None:
-    candidates = fleet(3)
-    candidates[0] = replace(candidates[0], matched_blocks=32)
-    assert min(chosen(candidates, POLICIES["random"](), draws=3000).values()) > 850
-
-
-def test_policies_are_called_as_they_call_themselves() -> None:
-    assert {name: policy().name for name, policy in POLICIES.items()} == {
-        "price": "price",
-        "round_robin": "round_robin",
-        "random": "random",
-    }
+def test_a_board_without_anybody_fit_still_explains() -> None:
+    prices = prices_of(fleet(3, reason="down"))
+    assert prices.alpha.tolist() == [1.0] * 3
