@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from radixmesh.errors import RESUMABLE, GroupLost, MeshError, ServiceUnavailable
+from radixmesh.errors import RESUMABLE, GroupLost, LinkLost, MeshError, ServiceUnavailable
 from router.fleet.booking import Booking
 from router.journal import Ending, Journal, Verdict
 from router.patience import Patience
@@ -96,6 +96,10 @@ class Attempt:
             return None
         borne_s = max(silence_s, PREDICTED_TIMES * self.booking.predicted_first_s)
         return borne_s - self.booking.silent_s()
+
+    def may_have_run(self, error: MeshError) -> bool:
+        """Whether it may have run though nobody heard so: it was sent, and its link is lost."""
+        return self.ticket is not None and not self.accepted and error.reason == LinkLost.reason
 
     def loss(self, error: MeshError, *, position: int) -> Loss:
         """Return how it ended, with the journal at `position`."""
@@ -348,6 +352,8 @@ class Output:
             return
         silent = isinstance(error, NoSignOfLife)
         self._on_loss("worker", ATTEMPT_TIMEOUT if silent else error.reason)
+        if attempt.may_have_run(error):
+            self._places += 1
         self.journal.fence()
         self._losses.append(attempt.loss(error, position=self.journal.position))
         self._drop_attempt()

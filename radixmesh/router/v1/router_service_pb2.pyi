@@ -395,7 +395,7 @@ class RouteReceipt(_message.Message):
     policy: _builtins.str
     """policy: what chose."""
     attempts: _builtins.int
-    """attempts: places it ran at; 1 when nothing died."""
+    """attempts: places it ran at, or may have run at; 1 when nothing died."""
     seed: _builtins.int
     """seed: what the draws were keyed by."""
     last_group_id: _builtins.str

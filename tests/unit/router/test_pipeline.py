@@ -421,6 +421,24 @@ async def test_cut_links_are_no_poison(mesh: Mesh) -> None:
     assert got.finishes[0].receipt.attempts == 5
 
 
+@pytest.mark.parametrize(("error", "attempts"), [(LinkLost, 2), (Draining, 1)])
+async def test_a_place_counts_where_an_output_may_have_run_though_nobody_heard_so(
+    mesh: Mesh, error: type[MeshError], attempts: int
+) -> None:
+    """The first attempt is sent and lost before anything came back."""
+
+    def script(step: int) -> None:
+        del step
+        if len(mesh.fleet.specs) == 1:
+            for entry in mesh.fleet.entries:
+                entry.fail(error("lost"))
+
+    mesh.script = script
+    got = await collect(mesh, ask(12))
+    assert len(mesh.fleet.specs) == 2
+    assert got.finishes[0].receipt.attempts == attempts
+
+
 async def test_a_full_replica_sends_work_to_another(mesh: Mesh) -> None:
     mesh.fleet.replicas[0].full = True
     got = await collect(mesh, ask())
