@@ -1,5 +1,6 @@
 """Runs many replays in processes, and names what each was. One row of figures a run."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -51,6 +52,7 @@ def run(task: Task) -> Row:
     Raises:
         ReplayError: It can't be replayed as asked.
     """
+    logging.getLogger("router").setLevel(logging.ERROR)  # a lossy feed is what was asked for
     seed = 0 if isinstance(task.source, Path) else task.setup.seed
     scenario = scenario_of(task.source, task.limit, seed)
     setup = replace(task.setup, shape=task.shape)
