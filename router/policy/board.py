@@ -9,17 +9,15 @@ from statistics import median
 
 import numpy as np
 
-from router.policy.choice import Bools, Floats, Ints, Name, Prices, Standing, Wish
+from router.policy.choice import Floats, Ints, Name, Prices, Standing, Wish
 from router.policy.price import (
     SHAPE,
+    Crowd,
     Shape,
     Terms,
-    alpha_at,
-    congestion,
     evicted_blocks,
     expected_output,
-    lane_s,
-    regretted_ids,
+    lost_s,
     terms,
 )
 
@@ -27,10 +25,9 @@ from router.policy.price import (
 DEFAULT_PREFILL_RATE = 4000.0
 DEFAULT_DECODE_STEP_S = 0.03
 
-_BLOCK_TOKENS = len(Terms._fields)
-_WAITING = _BLOCK_TOKENS + 1
-_REQUESTS = _BLOCK_TOKENS + 2
-_COLUMNS = _BLOCK_TOKENS + 3
+# Columns: block_tokens and requests, the terms, the rest of a crowd; what a crowd sums is last.
+_COLUMNS = 2 + len(Terms._fields) + len(Crowd._fields) - 1
+_CROWD = _COLUMNS - len(Crowd._fields)
 
 
 class Row:
@@ -123,18 +120,22 @@ class Board:
         self._learn()
         count = len(self._rows)
         columns, eligible = self._columns[:, :count], self._eligible[:count]
-        token_s, queue_s, seat_s, crowding_s, unused, free, block, waiting, requests = columns
+        block, requests, token_s, seat_s, crowding_s, unused, free, queue_s = columns[: _CROWD + 1]
         output = expected_output(wish.max_tokens)
         matched = np.asarray(matched_blocks, np.float64)
-        missing = np.maximum(1.0, wish.prompt_tokens - matched * block)
+        held = matched * block
+        missing = np.maximum(1.0, wish.prompt_tokens - held)
         prefill = missing * token_s
         wait = queue_s + output * seat_s
         crowding = output * crowding_s
         needed = np.ceil((missing + output) / block)
         eviction = evicted_blocks(needed, unused, free, self._shape) * (block * token_s)
-        held = matched * block * eligible
-        lost = self._lost_s(held, wish.prompt_tokens, token_s, queue_s, waiting, eligible)
-        alpha = 1 + lost / prefill
+        crowd = Crowd(*(columns[_CROWD:] @ eligible).tolist())
+        alpha = np.ones(count)
+        if crowd.replicas:
+            lanes = self._lane_places()
+            lost = lost_s(held * eligible, wish.prompt_tokens, crowd, lanes, self._shape)
+            alpha += lost / prefill
         return Prices(
             names=self.names,
             standings=self.standings,
@@ -149,29 +150,6 @@ class Board:
             total_s=wait + alpha * prefill + crowding + eviction,
             requests=requests,
         )
-
-    def _lost_s(
-        self,
-        held: Floats,
-        prompt_tokens: int,
-        token_s: Floats,
-        queue_s: Floats,
-        waiting: Floats,
-        eligible: Bools,
-    ) -> Floats:
-        """Return what others lose when a prompt goes to each replica, in seconds."""
-        if not eligible.any():
-            return np.zeros(len(held))
-        if not eligible.all():
-            token_s, queue_s, waiting = token_s[eligible], queue_s[eligible], waiting[eligible]
-        shape, replicas = self._shape, len(waiting)
-        # An id counts what it takes on the average replica: a slow one's second delays fewer.
-        usual_token_s = replicas / float((1 / token_s).sum())
-        weight = alpha_at(congestion(waiting), shape)
-        own_s = max(1.0, prompt_tokens - float(held.max())) * usual_token_s
-        long_s = lane_s(own_s, float(queue_s.sum()) / replicas, float(waiting.sum()) / replicas)
-        lost_s = (weight - 1) * usual_token_s * regretted_ids(held)
-        return lost_s + shape.lane * (weight - shape.idle) * long_s * self._lane_places()
 
     def _lane_places(self) -> Floats:
         """Return where each row stands in the order of names: 0 first, towards 1.
@@ -190,10 +168,13 @@ class Board:
         rate = standing.prefill_rate or self._rate
         step_s = standing.decode_step_s or self._step_s
         self._columns[:, row.index] = (
-            *terms(standing, rate, step_s, self._shape),
             standing.block_tokens,
-            standing.waiting,
             standing.running + standing.waiting,
+            *terms(standing, rate, step_s, self._shape),
+            standing.waiting,
+            1.0,
+            1 / (1 + standing.waiting),
+            rate,
         )
 
     def _learn(self) -> None:

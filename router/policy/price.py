@@ -57,19 +57,52 @@ class Terms(NamedTuple):
 
     Attributes:
         token_s: Seconds to prefill one id.
-        queue_s: Seconds of prefill that are queued.
         seat_s: Wait for a free seat in the batch, seconds for each id of an output.
         crowding_s: What decoding there costs beyond an empty batch, for each id of an output.
         unused: Blocks that hold nothing.
         free: Blocks that are unused or can be evicted at once.
+        queue_s: Seconds of prefill that are queued.
     """
 
     token_s: float
-    queue_s: float
     seat_s: float
     crowding_s: float
     unused: float
     free: float
+    queue_s: float
+
+
+class Crowd(NamedTuple):
+    """How it is at the replicas that can be chosen, together.
+
+    Attributes:
+        queue_s: Seconds of prefill that are queued.
+        waiting: Requests that wait.
+        replicas: How many they are.
+        room: Sum of 1 / (1 + how many wait there).
+        rate: Ids that they prefill in a second.
+    """
+
+    queue_s: float
+    waiting: float
+    replicas: float
+    room: float
+    rate: float
+
+    @property
+    def congestion(self) -> float:
+        """How full they are: 1 while nobody waits, 1 + n where n wait at every replica.
+
+        The harmonic mean of 1 + n. Where a share s of the replicas is idle it stays below 1/s,
+        however long the other queues are: an idle replica computes a miss at nobody's cost, so a
+        hot prefix can't pin itself to its home by the queue that it makes there.
+        """
+        return self.replicas / self.room
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of an id on the average replica: a slow one's second delays fewer."""
+        return self.replicas / self.rate
 
 
 def terms(standing: Standing, rate: float, step_s: float, shape: Shape = SHAPE) -> Terms:
@@ -80,28 +113,18 @@ def terms(standing: Standing, rate: float, step_s: float, shape: Shape = SHAPE) 
     occupancy = requests / seats
     return Terms(
         token_s=1 / rate,
-        queue_s=standing.uncached_tokens / rate,
         seat_s=beyond * step_s / seats,
         # Decoding is bound by memory: company is nearly free until the batch is well filled.
         crowding_s=shape.crowding * step_s * occupancy * occupancy,
         unused=max(0, standing.free_blocks - standing.cached_blocks),
         free=standing.free_blocks,
+        queue_s=standing.uncached_tokens / rate,
     )
 
 
 def expected_output(max_tokens: int) -> int:
     """Return how many ids an output will probably have."""
     return max(1, min(max_tokens, EXPECTED_OUTPUT))
-
-
-def congestion(waiting: Floats) -> float:
-    """Return how full a fleet is: 1 while nobody waits, 1 + n where n wait at every replica.
-
-    The harmonic mean of 1 + n. Where a share s of the replicas is idle it stays below 1/s,
-    however long the other queues are: an idle replica computes a miss at nobody's cost, so a
-    hot prefix can't pin itself to its home by the queue that it makes there.
-    """
-    return len(waiting) / float((1 / (1 + waiting)).sum()) if len(waiting) else 1.0
 
 
 def alpha_at(crowd: float, shape: Shape = SHAPE) -> float:
@@ -123,10 +146,31 @@ def regretted_ids(held: Floats) -> Floats:
     in many places has shown that it is wanted in many, so one more copy is less of a loss.
     What nobody holds has to be computed wherever it goes, and counts nothing.
     """
-    order = np.argsort(-held)
+    order = (-held).argsort()
     depth = held[order]
     lost = np.zeros(len(held))
-    lost[order[1:]] = np.cumsum((depth[:-1] - depth[1:]) / np.arange(1, len(held)))
+    lost[order[1:]] = ((depth[:-1] - depth[1:]) / np.arange(1, len(held))).cumsum()
+    return lost
+
+
+def lost_s(
+    held: Floats, prompt_tokens: int, crowd: Crowd, lanes: Floats, shape: Shape = SHAPE
+) -> Floats:
+    """Return what others lose when a prompt goes to each replica, in seconds.
+
+    Args:
+        held: Ids of the prompt that each holds; none where one can't be chosen.
+        prompt_tokens: Ids of the prompt.
+        crowd: Of those that can be chosen, at least one.
+        lanes: Where each stands in the order of lanes, from 0 towards 1.
+        shape: The constants.
+    """
+    weight, most = alpha_at(crowd.congestion, shape), float(held.max())
+    own_s = max(1.0, prompt_tokens - most) * crowd.token_s
+    long_s = lane_s(own_s, crowd.queue_s / crowd.replicas, crowd.waiting / crowd.replicas)
+    lost = shape.lane * (weight - shape.idle) * long_s * lanes
+    if most:
+        lost = lost + (weight - 1) * crowd.token_s * regretted_ids(held)
     return lost
 
 

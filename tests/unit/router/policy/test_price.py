@@ -14,9 +14,9 @@ from router.policy.board import Board
 from router.policy.choice import Wish
 from router.policy.price import (
     SHAPE,
+    Crowd,
     Price,
     alpha_at,
-    congestion,
     lane_s,
     regretted_ids,
 )
@@ -74,6 +74,11 @@ def test_one_more_waiting_request_moves_the_price_of_a_miss_by_little() -> None:
     prefill_s = 512 / 4000
     line = [miss_s(waiting) for waiting in range(60)]
     assert all(0 < after - before < 12 * prefill_s for before, after in pairwise(line))
+
+
+def congestion(waiting: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+    room = float((1 / (1 + waiting)).sum())
+    return Crowd(0.0, float(waiting.sum()), len(waiting), room, 1.0).congestion
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=64))
