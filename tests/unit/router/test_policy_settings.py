@@ -14,7 +14,7 @@ from router.settings import RouterSettings
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_can_be_had_by_its_name(name: str) -> None:
-    assert policy_of(RouterSettings(policy=name)).name == name
+    assert policy_of(RouterSettings.model_validate({"policy": name})).name == name
 
 
 @pytest.mark.parametrize(
