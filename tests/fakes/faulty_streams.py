@@ -97,7 +97,7 @@ class Stream:
             return f"ids {self.ids}, expected {ids}"
         if broke_off:
             whole = said.text(ids).startswith(text) and not self.finishes
-            return "" if whole else f"{text!r} and {self.finishes} before it broke off"
+            return "" if whole else f"{self.error!r} after {text!r} and {self.finishes}"
         reasons = [finish.finish_reason for finish in self.finishes]
         counts = [finish.usage.completion_tokens for finish in self.finishes]
         if reasons != [generation_pb2.FINISH_REASON_LENGTH] or counts != [tokens]:

@@ -209,10 +209,8 @@ def leaves(stream: Stream, rng: random.Random, router: str) -> None:
 async def kill_all_workers(bench: Bench, traffic: Traffic) -> None:
     """Nobody is left: some wait for their return, others hear of it when their wait is over."""
     fronts = [bench.mesh.services[name] for name in bench.mesh.shape.groups]
-    ended = traffic.ended
     await asyncio.gather(*(front.kill() for front in fronts))
-    b_streams = len(traffic.streams) // 2
-    await traffic.until(lambda: traffic.ended - ended >= b_streams - ended, 30)
+    await traffic.until(lambda: traffic.ended >= len(traffic.streams) // 2, 30)
     await asyncio.gather(*(front.start() for front in fronts))
 
 
@@ -232,7 +230,8 @@ async def kill_router(bench: Bench, traffic: Traffic) -> None:
         lambda replicas: sum(one.running_count + one.waiting_count for one in replicas) <= half,
         within_s=5,
     )
-    lost = [stream for stream in traffic.streams if stream.error]
+    lost = [stream for stream in traffic.streams if stream.tokens == ENDLESS]
+    await traffic.until(lambda: all(stream.ended for stream in lost))
     traffic.start(bench.stubs[B], [Stream(stream.prompt) for stream in lost])
     await router.start()
 
@@ -257,5 +256,10 @@ FAULTS = {
         resumes=True,
         allowed=((B, "NO_REPLICA_READY"),),
     ),
-    "router kill": Fault(strike=kill_router, routers=(A, B), allowed=((A, "SERVICE_UNAVAILABLE"),)),
+    "router kill": Fault(
+        strike=kill_router,
+        shape=doomed,
+        routers=(A, B),
+        allowed=((A, "SERVICE_UNAVAILABLE"),),
+    ),
 }
