@@ -7,9 +7,10 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from radixmesh.errors import MeshError
+from radixmesh.errors import InvalidRequest, MeshError
 from radixmesh.rpc.status import conceal, to_status
 from radixmesh.telemetry.logs import new_request_id, request_id
 
@@ -44,9 +45,28 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return _wrap(handler, str(handler_call_details.method))
 
 
+class _Unreadable:
+    """Stands for a request whose bytes are no message."""
+
+
+def _read_or_say(read: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Return a reader that fails inside the handler, where an error gets its type."""
+    if read is None:
+        return None
+
+    def attempt(raw: bytes) -> Any:
+        try:
+            return read(raw)
+        except DecodeError:
+            return _Unreadable()
+
+    return attempt
+
+
 def _wrap(handler: "Handler", method: str) -> "Handler":
+    read = handler.request_deserializer
     coders = {
-        "request_deserializer": handler.request_deserializer,
+        "request_deserializer": read if handler.request_streaming else _read_or_say(read),
         "response_serializer": handler.response_serializer,
     }
     if handler.request_streaming and handler.response_streaming:
@@ -83,6 +103,8 @@ def _guard(behaviour: Any, method: str) -> Any:
         token = request_id.set(current)
         context.set_trailing_metadata(((REQUEST_ID_KEY, current),))
         try:
+            if isinstance(request, _Unreadable):
+                raise InvalidRequest("the request can't be read")  # noqa: TRY301
             return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise  # the handler chose its status itself
