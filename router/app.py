@@ -1,56 +1,29 @@
-"""The composition root of the router: everything is constructed and connected here.
+"""The router as a service: its edges around `router/core.py`, and the order of start and stop.
 
-Knows the order of start and stop; routes nothing.
+Routes nothing.
 """
 
 import asyncio
 import logging
-import random
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
-
-from radixmesh.errors import Draining, MeshError
-from radixmesh.rpc.link import Identity, LinkLimits
+from radixmesh.errors import Draining
+from radixmesh.rpc.link import LinkLimits
 from radixmesh.rpc.server import Server
-from radixmesh.telemetry.metrics import RouterMetrics, serve_metrics
-from router.discovery.discovery import Discovery
-from router.discovery.targets import GroupTarget, PoolTarget
-from router.edge.admission import Admission, ApiKey, TokenLimits
+from radixmesh.telemetry.metrics import serve_metrics
+from router.core import Core, build
+from router.edge.admission import ApiKey
 from router.edge.fleet import SERVICE_NAME as FLEET_SERVICE
 from router.edge.fleet import FleetService
 from router.edge.grpc import SERVICE_NAME as ROUTER_SERVICE
 from router.edge.grpc import RouterService
 from router.edge.metered import Metered
-from router.edge.permit import Told
-from router.edge.tenants import Rate, Tenants
-from router.fleet.breaker import BreakerLimits
-from router.fleet.feed import Index
-from router.fleet.fitness import Judges
-from router.fleet.meters import Meters
 from router.fleet.operation import flush_cache
-from router.fleet.outliers import OutlierLimits
-from router.fleet.registry import Fleet
-from router.fleet.worker_link import WorkerLink
-from router.gauges import Links, watch
-from router.membership import Targets, discovery_of
-from router.pipeline import Pace, Pipeline
-from router.policy.baselines import CacheAware
-from router.policy.choice import Policy
-from router.policy.policies import POLICIES
-from router.ports import Texts
-from router.readiness import Readiness
-from router.settings import RouterSettings, TenantLimits
-from router.text.detokenizers import DetokenizerInstance, Detokenizers
-from router.text.pool import Pool
-from router.text.tokenizers import TokenizerInstance, Tokenizers
-from router.tree.meta_tree import MetaTree
+from router.settings import RouterSettings
 
 logger = logging.getLogger(__name__)
 
@@ -69,176 +42,6 @@ class Ports:
     http: int
     fleet: int
     metrics: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
-    """The router without its edges."""
-
-    metrics: RouterMetrics
-    fleet: Fleet
-    tokenizers: Pool[TokenizerInstance]
-    detokenizers: Pool[DetokenizerInstance]
-    admission: Admission
-    pipeline: Pipeline
-    discovery: Discovery
-    readiness: Readiness
-
-    def end(self, error: MeshError) -> None:
-        """End all requests, those that wait and those that run, by an error."""
-        self.admission.end(error)
-        self.pipeline.end(error)
-
-    async def run(self) -> None:
-        """Keep all links up, and those that are there known, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.discovery.run())
-            tasks.create_task(self.fleet.run())
-            tasks.create_task(self.tokenizers.run())
-            tasks.create_task(self.detokenizers.run())
-
-
-def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core:
-    """Construct the router without its edges; nothing is started.
-
-    Args:
-        settings: The flags.
-        limits: Bounds and intervals of links.
-    """
-    limits = limits or LinkLimits()
-    identity = Identity("router", uuid.uuid4().hex)
-    rng = random.Random()
-    metrics = RouterMetrics(CollectorRegistry())
-    index = _index(settings, metrics)
-    fleet = Fleet(
-        [],
-        policy=policy_of(settings),
-        connect=lambda address, events: WorkerLink(
-            address, events, identity=identity, limits=limits, rng=rng
-        ),
-        index=index,
-        judges=_judges(settings, index.meters),
-        rng=rng,
-    )
-    tokenizers: Pool[TokenizerInstance] = Pool(
-        "tokenizer", rng=rng, on_lost=metrics.links_lost.labels("tokenizer").inc
-    )
-    detokenizers: Pool[DetokenizerInstance] = Pool(
-        "detokenizer", rng=rng, on_lost=metrics.links_lost.labels("detokenizer").inc
-    )
-    targets = Targets(
-        groups=GroupTarget(fleet, drain_s=settings.leave_grace_s),
-        tokenizers=PoolTarget(
-            tokenizers, partial(TokenizerInstance, identity=identity, limits=limits, rng=rng)
-        ),
-        detokenizers=PoolTarget(
-            detokenizers, partial(DetokenizerInstance, identity=identity, limits=limits, rng=rng)
-        ),
-    )
-    discovery = discovery_of(settings, targets, rng)
-    admission = _admission(settings, metrics)
-    pipeline = Pipeline(
-        fleet,
-        texts=Texts(
-            Tokenizers(tokenizers, wait_s=settings.ready_wait_s, try_s=settings.text_timeout_s),
-            Detokenizers(detokenizers),
-        ),
-        admit=admission.admit,
-        pace=pace_of(settings),
-        rng=rng,
-        on_loss=lambda service, reason: metrics.output_losses.labels(service, reason).inc(),
-    )
-    links: dict[str, Links] = {
-        "worker": fleet.groups,
-        "tokenizer": tokenizers,
-        "detokenizer": detokenizers,
-    }
-    watch(metrics, admission=admission, fleet=fleet, links=links)
-    return Core(
-        metrics=metrics,
-        fleet=fleet,
-        tokenizers=tokenizers,
-        detokenizers=detokenizers,
-        admission=admission,
-        pipeline=pipeline,
-        discovery=discovery,
-        readiness=Readiness(discovery, fleet.groups, [tokenizers, detokenizers]),
-    )
-
-
-def _judges(settings: RouterSettings, meters: Meters) -> Judges:
-    return Judges(
-        BreakerLimits(failures=settings.breaker_failures, open_s=settings.breaker_open_s),
-        OutlierLimits(ratio=settings.outlier_ratio),
-        on_turn=meters.turned,
-    )
-
-
-def _admission(settings: RouterSettings, metrics: RouterMetrics) -> Admission:
-    def refused(reason: str, cause: str) -> None:
-        metrics.refusals.labels(reason, cause).inc()
-
-    return Admission(
-        max_concurrent=settings.max_concurrent,
-        max_queued=settings.max_queued,
-        queue_timeout_s=settings.queue_timeout_s,
-        tokens=TokenLimits(
-            max_concurrent=settings.max_concurrent_tokens, max_queued=settings.max_queued_tokens
-        ),
-        tenants=_tenants(settings),
-        told=Told(admitted=metrics.queue_seconds.observe, refused=refused),
-    )
-
-
-def _tenants(settings: RouterSettings) -> Tenants:
-    default = Rate(
-        tokens=settings.tenant_tokens_per_minute, requests=settings.tenant_requests_per_minute
-    )
-
-    def rate(own: TenantLimits) -> Rate:
-        tokens, requests = own.tokens_per_minute, own.requests_per_minute
-        return Rate(
-            tokens=default.tokens if tokens is None else tokens,
-            requests=default.requests if requests is None else requests,
-        )
-
-    return Tenants(
-        default=default,
-        own={name: rate(own) for name, own in settings.tenant_limits.items()},
-        remembered=settings.max_tenants,
-    )
-
-
-def _index(settings: RouterSettings, metrics: RouterMetrics) -> Index:
-    evicted = metrics.tree_evicted_blocks.inc
-    tree = MetaTree(budget_bytes=settings.index_bytes, on_evicted=evicted)
-    return Index(tree, meters=Meters(metrics))
-
-
-def policy_of(settings: RouterSettings) -> Policy:
-    """Return the policy by its name, with what can be set of it."""
-    if settings.policy == CacheAware.name:
-        return CacheAware(
-            threshold=settings.cache_threshold,
-            balance_abs=settings.balance_abs_threshold,
-            balance_rel=settings.balance_rel_threshold,
-        )
-    return POLICIES[settings.policy]()
-
-
-def pace_of(settings: RouterSettings) -> Pace:
-    """Return the times and defaults of the pipeline."""
-    return Pace(
-        request_timeout_s=settings.request_timeout_s,
-        ready_wait_s=settings.ready_wait_s,
-        text_wait_s=settings.ready_wait_s,
-        resume_wait_s=settings.resume_wait_s,
-        attempt_timeout_s=settings.attempt_timeout_s,
-        text_timeout_s=settings.text_timeout_s,
-        stream_interval_s=settings.stream_interval_ms / 1000,
-        max_pending_bytes=settings.client_buffer_bytes,
-        default_max_tokens=settings.default_max_tokens,
-    )
 
 
 async def serve(

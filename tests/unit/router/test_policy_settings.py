@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from router.app import policy_of
+from router.core import policy_of
 from router.policy.board import Board
 from router.policy.choice import Standing, Wish
 from router.policy.policies import POLICIES
