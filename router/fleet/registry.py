@@ -112,11 +112,6 @@ class Fleet:
         self.tree.sweep(_SWEEP_PER_TICK)
         self._on_change()
 
-    def settled(self) -> bool:
-        """Whether each group has sent its snapshots, or had 10 s for it."""
-        now = self._clock()
-        return all(group.settled(now) for group in self.groups)
-
     def models(self) -> list[ModelInfo]:
         """Return what is served, by name. A group that is away still counts as serving it."""
         return [self.limits(name) for name in sorted(model.name for model in self._lineup)]

@@ -1,6 +1,7 @@
 """The fleet over real links to the contract of a worker group."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -81,7 +82,7 @@ async def test_a_router_that_comes_late_has_the_whole_cache_before_it_routes() -
             worker.warm(base // 40 % 2, range(base, base + 40))
         async with running_fleet(worker.address, ready=2) as fleet:
             assert indexed(fleet, worker)
-            assert fleet.settled()
+            assert all(group.settled(time.monotonic()) for group in fleet.groups)
             assert {replica.view for replica in fleet.replicas()} == {View.EXACT}
 
 

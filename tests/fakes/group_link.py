@@ -138,6 +138,11 @@ class FakeFleet:
             rng=Random(seed),
         )
 
+    @property
+    def settled(self) -> bool:
+        """Whether each group has sent its snapshots, or had its time."""
+        return all(group.settled(self.clock.now) for group in self.fleet.groups)
+
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and let the fleet notice it."""
         self.clock.advance(seconds)

@@ -311,18 +311,18 @@ def test_a_replica_without_a_snapshot_waits_ten_seconds_and_then_gets_requests()
     link.events.on_status(0, 1, Reported.UP)
     with pytest.raises(NoReplicaReady):
         fake.fleet.place(ask())
-    assert not fake.fleet.settled()
+    assert not fake.settled
     fake.pass_time(SNAPSHOT_GRACE_S)
-    assert fake.fleet.settled()
+    assert fake.settled
     assert fake.fleet.place(ask()).predicted_blocks == 0
 
 
 def test_a_group_that_never_answers_does_not_keep_the_router_from_being_ready() -> None:
     fake = FakeFleet("a", "b")
     fake.links["a"].up()
-    assert not fake.fleet.settled()
+    assert not fake.settled
     fake.clock.advance(SNAPSHOT_GRACE_S)
-    assert fake.fleet.settled()
+    assert fake.settled
 
 
 def test_a_replica_beyond_the_new_size_of_its_group_is_gone(four: FakeFleet) -> None:
