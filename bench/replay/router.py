@@ -24,7 +24,7 @@ from router.fleet.workload import Charge, Report, Workload
 from router.policy.board import Board
 from router.policy.choice import Ints, Prices, Standing, View, Wish
 from router.policy.price import SHAPE, Shape
-from router.tree.inflight import Marks
+from router.tree.marks import Marks
 from router.tree.meta_tree import FeedBroken
 from router.tree.predicted import Predicted
 
@@ -110,7 +110,6 @@ class Seat:
         try:
             if isinstance(change, Stored):
                 tree.store(number, change.parent, change.keys)
-                self._index.inflight.confirm(number, change.keys)
             else:
                 tree.remove(number, change.keys)
         except FeedBroken:
@@ -160,13 +159,11 @@ class Seat:
         )
 
     def matched(self, keys: Sequence[int], held: int, now: float) -> int:
-        """Leading blocks that it holds or will hold; `held` by the tree."""
-        view = self.feed.view
-        if self._repair and view is View.DEGRADED:
-            held = self.predicted.depth(keys, now)
-        elif self._repair and view is View.BLIND:
-            held = 0
-        return self._index.inflight.depth(self.feed.number, keys, held)
+        """Leading blocks that it holds; `held` by the tree, which is only trusted while exact."""
+        view = self.feed.view if self._repair else View.EXACT
+        if view is View.DEGRADED:
+            return self.predicted.depth(keys, now)
+        return held if view is View.EXACT else 0
 
 
 class Router:
@@ -235,11 +232,12 @@ class Router:
         """Choose a worker and book the job there."""
         self._catch_up(now)
         limit = reusable_blocks(job, self._seats[0].worker.pace.block_tokens)
-        depths = self._index.tree.match(job.keys)
-        matched = [
-            min(limit, seat.matched(job.keys, depths.get(seat.feed.number, 0), now))
-            for seat in self._seats
-        ]
+        held, soon = self._index.tree.reach(job.keys)
+        matched = []
+        for seat in self._seats:
+            number = seat.feed.number
+            depth = seat.matched(job.keys, held.get(number, 0), now)
+            matched.append(min(limit, max(depth, soon.get(number, 0))))
         # How long the output will be nobody knows: the limit is all that a request says.
         limit_tokens = max(OUTPUT_LIMIT, job.output)
         wish = Wish(prompt_tokens=job.tokens, max_tokens=limit_tokens, session=job.session)
@@ -254,7 +252,7 @@ class Router:
         blocks = math.ceil(tokens / seat.worker.pace.block_tokens)
         self._entries += 1
         charge = Charge(tokens=tokens, blocks=blocks, entry_ids=[self._entries])
-        marks = self._index.inflight.mark(seat.feed.number, job.keys)
+        marks = self._index.tree.mark(seat.feed.number, job.keys)
         booked = Booked(number, charge, marks, matched)
         seat.workload.book(charge)
         seat.bookings[booked] = job.keys
