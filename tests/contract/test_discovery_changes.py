@@ -56,6 +56,43 @@ async def until_groups(mesh: RouterMesh, *names: str) -> None:
         raise AssertionError(f"{seen}, not {names}") from None
 
 
+async def until_in_flight(mesh: RouterMesh, count: int) -> None:
+    """Wait until so many requests are admitted."""
+    admitted = 0.0
+    async with asyncio.timeout(5):
+        while admitted < count:
+            admitted = (await mesh.metrics())["radixmesh_router_requests_in_flight_count"]
+            await asyncio.sleep(0.02)
+
+
+class Clients:
+    """Clients that ask again and again, and none of them is ever refused."""
+
+    def __init__(self, mesh: RouterMesh) -> None:
+        self.served = 0
+        self._mesh = mesh
+        self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, count: int) -> None:
+        self._tasks += [asyncio.create_task(self._ask()) for _ in range(count)]
+
+    async def _ask(self) -> None:
+        while not self._stopped:
+            prompt = f"{self.served} {PROMPT}"
+            got = await self._mesh.generate(prompt, 4)
+            assert got.text == self._mesh.text.output(prompt, 4)
+            self.served += 1
+
+    async def until_served(self, more: int) -> None:
+        wanted = self.served + more
+        await eventually(lambda: self.served >= wanted)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._tasks)
+
+
 async def test_pods_that_the_selector_means_no_more_leave_though_the_watch_said_nothing(
     model_dir: Path,
 ) -> None:
@@ -89,28 +126,20 @@ async def test_no_request_fails_while_the_last_pod_is_replaced_by_one_not_known_
         new.silent_feed = True
         async with selecting(model_dir, api) as mesh:
             await until_groups(mesh, "old")
-            served, stopped = 0, asyncio.Event()
-
-            async def ask_on() -> None:
-                nonlocal served
-                while not stopped.is_set():
-                    prompt = f"{served} {PROMPT}"
-                    assert (await mesh.generate(prompt, 4)).text == mesh.text.output(prompt, 4)
-                    served += 1
-
-            asking = [asyncio.create_task(ask_on()) for _ in range(4)]
-            await eventually(lambda: served >= 8)
+            clients = Clients(mesh)
+            clients.start(4)
+            await clients.until_served(8)
             await api.put(of_pods(new, "new", app="worker"))
             await api.delete(f"w{old.port}")
             await old.kill()
             await until_groups(mesh)
-            waiting_at = served
-            assert not any(task.done() for task in asking), "they wait"
+            # Those who ask already were interrupted. These begin when nobody is there.
+            clients.start(4)
+            await until_in_flight(mesh, 8)
             new.silent_feed = False
             for handler in new._handlers:
                 handler.snapshot(0)
-            await eventually(lambda: served >= waiting_at + 8)
-            stopped.set()
-            await asyncio.gather(*asking)
+            await clients.until_served(16)
+            await clients.stop()
             assert new.submits
             await mesh.until_nothing_is_held()
