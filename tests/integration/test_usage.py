@@ -187,3 +187,11 @@ async def until_loads(mesh: RouterMesh, count: int) -> None:
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"{seen}, {mesh.running} at workers; not {count}") from None
+
+
+async def test_of_what_is_not_limited_nothing_is_remembered(model_dir: Path) -> None:
+    async with meshed(model_dir) as (mesh, _):
+        for number in range(30):
+            own = f"{number} of many"
+            await mesh.generate(PROMPT, 2, tenant=own, session=own, cache_salt=own)
+        assert (await mesh.metrics())["radixmesh_router_tenants_count"] == 0
