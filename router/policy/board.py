@@ -171,7 +171,6 @@ class Board:
             standing.block_tokens,
             standing.running + standing.waiting,
             *terms(standing, rate, step_s, self._shape),
-            standing.waiting,
             1.0,
             1 / (1 + standing.waiting),
             rate,

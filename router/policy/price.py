@@ -24,7 +24,7 @@ EXPECTED_OUTPUT = 128  # ids of one output, where the limit says nothing better
 # Prices that differ by less than this part of the cheapest prefill count as nearly equal.
 TIE_WIDTH = 0.05
 _NEVER_DRAWN = 40.0  # widths above the best
-LONG = 3.5  # times the usual work, from where on a request counts as long
+LONG = 0.5  # times the usual queue, from where on a prefill counts as long
 _STEEP = 6  # how soon that becomes so
 
 
@@ -44,7 +44,7 @@ class Shape:
     idle: float = 2.0
     full: float = 64.0
     power: float = 2.0
-    lane: float = 0.5
+    lane: float = 0.3
     crowding: float = 0.25
     reuse: float = 0.1
 
@@ -77,14 +77,12 @@ class Crowd(NamedTuple):
 
     Attributes:
         queue_s: Seconds of prefill that are queued.
-        waiting: Requests that wait.
         replicas: How many they are.
         room: Sum of 1 / (1 + how many wait there).
         rate: Ids that they prefill in a second.
     """
 
     queue_s: float
-    waiting: float
     replicas: float
     room: float
     rate: float
@@ -167,20 +165,21 @@ def lost_s(
     """
     weight, most = alpha_at(crowd.congestion, shape), float(held.max())
     own_s = max(1.0, prompt_tokens - most) * crowd.token_s
-    long_s = lane_s(own_s, crowd.queue_s / crowd.replicas, crowd.waiting / crowd.replicas)
+    long_s = lane_s(own_s, crowd.queue_s / crowd.replicas)
     lost = shape.lane * (weight - shape.idle) * long_s * lanes
     if most:
         lost = lost + (weight - 1) * crowd.token_s * regretted_ids(held)
     return lost
 
 
-def lane_s(own_s: float, queued_s: float, waiting: float) -> float:
-    """Seconds of long work that short requests should not stand behind.
+def lane_s(own_s: float, queue_s: float) -> float:
+    """Seconds of work that short requests should not stand behind: that of a long one.
 
-    Long is what is well above the usual work, which `queued_s` / (1 + `waiting`) tells. Long
-    work that keeps together delays fewer requests than long work in every queue.
+    Long is what takes about as long as the usual queue, `queue_s`, or longer. It adds little to
+    its own time by waiting in a longer queue, and doubles everybody's by standing in a short
+    one: long work that keeps together delays fewer than long work in every queue.
     """
-    long_s = LONG * queued_s / (1 + waiting)
+    long_s = LONG * queue_s
     if long_s <= own_s:
         return own_s / (1 + (long_s / own_s) ** _STEEP)
     ratio = (own_s / long_s) ** _STEEP
