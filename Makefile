@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto' | sort)
 STUBS  := common tokenizer detokenizer worker router
 
-.PHONY: help setup demo up test test-fast test-long check proto proto-check fmt lint types arch bench clean
+.PHONY: help setup demo up test test-fast test-long check proto proto-check fmt lint types arch bench bench-replay clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 14
@@ -71,6 +71,9 @@ arch: $(VENV)/.installed   ## import rules
 
 bench: setup     ## list the benchmarks; each is one command
 	@ls bench/*.py
+
+bench-replay: $(VENV)/.installed   ## TRACE=PATH: does the price keep its promises, on a trace and on all made workloads
+	$(BIN)/python -m bench.replay.accept --trace $(TRACE)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
