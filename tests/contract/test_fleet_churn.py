@@ -2,8 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
 import psutil
@@ -81,24 +81,44 @@ async def test_models_and_groups_that_come_and_go_leave_nothing() -> None:
 
 
 class Listener(asyncio.Protocol):
-    """Takes connections and never says a word."""
+    """One connection, of which nothing is answered."""
 
-    dialled = 0
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.dialled += 1
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+
+
+@asynccontextmanager
+async def listening() -> AsyncGenerator[tuple[int, list[Listener]]]:
+    """A port that takes connections and never says a word, and all connections so far."""
+    made: list[Listener] = []
+
+    def take() -> Listener:
+        made.append(Listener())
+        return made[-1]
+
+    server = await asyncio.get_running_loop().create_server(take, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], made
+    for one in made:
+        if one.transport is not None:
+            one.transport.abort()
+    await eventually(lambda: all(one.transport is None for one in made), lambda: made)
 
 
 async def test_addresses_that_never_answer_are_dialled_again_and_cost_no_more_each_time() -> None:
-    listener = Listener()
-    server = await asyncio.get_running_loop().create_server(lambda: listener, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, running_fleet(f"127.0.0.1:{port}", "127.0.0.1:1"):
-        await eventually(lambda: listener.dialled >= 3, lambda: listener.dialled)
+    async with listening() as (port, dials), running_fleet(f"127.0.0.1:{port}", "127.0.0.1:1"):
+        await eventually(lambda: len(dials) >= 3, lambda: dials)
         before = alive()
         most = dict(before)
-        began = listener.dialled
-        while listener.dialled < began + 6:
+        began = len(dials)
+        while len(dials) < began + 6:
             await asyncio.sleep(0.05)  # to look at it at many moments
             most = {name: max(most[name], count) for name, count in alive().items()}
         grown = {name: (count, most[name]) for name, count in before.items()}
