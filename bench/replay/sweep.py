@@ -31,7 +31,10 @@ VARIANTS: dict[str, Shape] = {
     "power 1": replace(SHAPE, power=1.0),
     "power 3": replace(SHAPE, power=3.0),
     "lane 0": replace(SHAPE, lane=0.0),
-    "lane x2": replace(SHAPE, lane=2 * SHAPE.lane),
+    "lane 20": replace(SHAPE, lane=20.0),
+    "lane 80": replace(SHAPE, lane=80.0),
+    "long 0.2": replace(SHAPE, long=0.2),
+    "long 0.7": replace(SHAPE, long=0.7),
     "reuse 0": replace(SHAPE, reuse=0.0),
     "reuse 0.5": replace(SHAPE, reuse=0.5),
 }

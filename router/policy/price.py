@@ -24,8 +24,8 @@ EXPECTED_OUTPUT = 128  # ids of one output, where the limit says nothing better
 # Prices that differ by less than this part of the cheapest prefill count as nearly equal.
 TIE_WIDTH = 0.05
 _NEVER_DRAWN = 40.0  # widths above the best
-LONG = 0.5  # times the usual queue, from where on a prefill counts as long
-_STEEP = 6  # how soon that becomes so
+_STEEP = 6  # how soon what is longer counts as long
+_CROWDED = 6  # how late lanes begin to matter as a fleet fills
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,9 @@ class Shape:
         idle: Weight of a missing id where nobody waits, its own prefill included.
         full: What that weight tends to as queues grow.
         power: How fast: the weight begins as idle x congestion^power.
-        lane: How far long work is steered to the replicas that are first by name.
+        lane: How many times its own time long work may wait for short work, in a crowded fleet:
+            so far is it steered to the replicas that are first by name.
+        long: What part of the usual queue work must take to count as long.
         crowding: What a full batch adds to a decode step, in steps.
         reuse: Chance that a block which must go would have been asked for again.
     """
@@ -44,7 +46,8 @@ class Shape:
     idle: float = 2.0
     full: float = 64.0
     power: float = 2.0
-    lane: float = 0.3
+    lane: float = 40.0
+    long: float = 0.35
     crowding: float = 0.25
     reuse: float = 0.1
 
@@ -165,21 +168,20 @@ def lost_s(
     """
     weight, most = alpha_at(crowd.congestion, shape), float(held.max())
     own_s = max(1.0, prompt_tokens - most) * crowd.token_s
-    long_s = lane_s(own_s, crowd.queue_s / crowd.replicas)
-    lost = shape.lane * (weight - shape.idle) * long_s * lanes
+    long_s = lane_s(own_s, shape.long * crowd.queue_s / crowd.replicas)
+    lost = shape.lane * (1 - 1 / crowd.congestion) ** _CROWDED * long_s * lanes
     if most:
         lost = lost + (weight - 1) * crowd.token_s * regretted_ids(held)
     return lost
 
 
-def lane_s(own_s: float, queue_s: float) -> float:
+def lane_s(own_s: float, long_s: float) -> float:
     """Seconds of work that short requests should not stand behind: that of a long one.
 
-    Long is what takes about as long as the usual queue, `queue_s`, or longer. It adds little to
-    its own time by waiting in a longer queue, and doubles everybody's by standing in a short
-    one: long work that keeps together delays fewer than long work in every queue.
+    Long is what takes longer than `long_s`, a part of the usual queue. By waiting in a longer
+    queue it adds little to its own time; in a short one it makes everybody's much longer. So
+    long work that keeps together delays fewer than long work in every queue.
     """
-    long_s = LONG * queue_s
     if long_s <= own_s:
         return own_s / (1 + (long_s / own_s) ** _STEEP)
     ratio = (own_s / long_s) ** _STEEP
