@@ -21,30 +21,31 @@ from dataclasses import dataclass, field
 from router.fleet.changes import Change, Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.meters import Loss, Meters
 from router.policy.choice import View
-from router.tree.inflight import InFlight
 from router.tree.meta_tree import FeedBroken, MetaTree
+from router.waits import Growing
 
 SNAPSHOT_TIMEOUT_S = 10.0  # without progress
 SILENCE_S = 15.0  # without a digest, which comes at every heartbeat
 STRIKES = 3
 STRIKE_WINDOW_S = 60.0
-BACKOFF_INITIAL_S = 5.0
-BACKOFF_MAX_S = 60.0
+REST_S = 5.0  # the first one; they double
+REST_MAX_S = 60.0
 HELD_KEYS_LIMIT = 1 << 17
 REORDER_WINDOW = 8  # changes that may come before one that is missing
 REORDER_S = 0.25  # and for how long
 MUTE_DIGESTS = 2  # blocks are reused, and not told of before so many digests: they never will be
 UNTOLD_LIMIT = 64
 
+_RESTS = Growing(REST_S, REST_MAX_S)
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the feeds of all replicas share: the tree, the marks they confirm, the meters."""
+    """What the feeds of all replicas share: the tree and the meters."""
 
     tree: MetaTree = field(default_factory=MetaTree)
-    inflight: InFlight = field(default_factory=InFlight)
     meters: Meters = field(default_factory=Meters)
 
 
@@ -75,7 +76,6 @@ class Feed:
         name: str,
     ) -> None:
         self._tree = index.tree
-        self._inflight = index.inflight
         self._meters = index.meters
         self._ask = ask
         self._on_lost = on_lost
@@ -92,7 +92,7 @@ class Feed:
         self._untold: dict[int, int] = {}  # reused block -> digests since
         self._mute = False
         self._strikes: deque[float] = deque()
-        self._backoff_s = BACKOFF_INITIAL_S
+        self._rests = 0  # in a row
         self._retry_at = 0.0
 
     def __repr__(self) -> str:
@@ -118,17 +118,15 @@ class Feed:
 
     def close(self) -> None:
         """Leave the tree for good."""
-        self._inflight.forget(self.number)
         self._tree.leave(self.number)
 
     def _reset(self, stage: _Stage, now: float) -> None:
         self._tree.clear(self.number)
-        self._inflight.forget(self.number)
         self._forget_held()
         self._untold.clear()
         self._mute, self._missing_since = False, None
         self._strikes.clear()
-        self._backoff_s = BACKOFF_INITIAL_S
+        self._rests = 0
         self._stage, self.view, self._progress_at = stage, View.DEGRADED, now
 
     def on_chunk(self, chunk: Chunk, now: float) -> None:
@@ -199,7 +197,7 @@ class Feed:
             self._progress_at = now
             self._count_untold(now)
             if not self._recent_strikes(now):
-                self._backoff_s = BACKOFF_INITIAL_S
+                self._rests = 0
 
     def tick(self, now: float) -> None:
         """Notice what did not come."""
@@ -240,7 +238,6 @@ class Feed:
 
     def _heard(self, keys: Iterable[int]) -> None:
         """It tells of these blocks."""
-        self._inflight.confirm(self.number, keys)
         if self._untold:
             for key in keys:
                 self._untold.pop(key, None)
@@ -309,8 +306,8 @@ class Feed:
         self._distrust(View.BLIND, now)
         self._stage = _Stage.RESTING
         self._forget_held()
-        self._retry_at = now + self._backoff_s
-        self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
+        self._rests += 1
+        self._retry_at = now + _RESTS.seconds(self._rests)
 
     def _request(self) -> None:
         self._meters.resync()

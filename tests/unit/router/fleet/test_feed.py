@@ -7,18 +7,17 @@ import pytest
 
 from router.fleet.changes import Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.feed import (
-    BACKOFF_MAX_S,
     HELD_KEYS_LIMIT,
     MUTE_DIGESTS,
     REORDER_S,
     REORDER_WINDOW,
+    REST_MAX_S,
     SILENCE_S,
     SNAPSHOT_TIMEOUT_S,
     Feed,
     Index,
 )
 from router.policy.choice import View
-from router.tree.inflight import InFlight
 from router.tree.meta_tree import BYTES_PER_KEY, BYTES_PER_RUN, MetaTree
 
 CHAIN = [1, 2, 3]
@@ -28,10 +27,10 @@ class Rig:
     """A feed that is attached, with what it asked for and lost."""
 
     def __init__(self) -> None:
-        self.tree, self.inflight = MetaTree(), InFlight()
+        self.tree = MetaTree()
         self.asked = 0
         self.lost: list[float] = []
-        index = Index(self.tree, self.inflight)
+        index = Index(self.tree)
         self.feed = Feed(index, ask=self._ask, on_lost=self.lost.append, name="g/0")
         self.feed.begin(0.0)
 
@@ -224,7 +223,7 @@ def test_three_failures_within_a_minute_make_it_blind_and_retries_back_off(live:
         now += 0.5
     gaps = [after - before for before, after in pairwise(asked_at)]
     assert gaps == sorted(gaps)
-    assert gaps[-1] <= BACKOFF_MAX_S + SNAPSHOT_TIMEOUT_S + 1
+    assert gaps[-1] <= REST_MAX_S + SNAPSHOT_TIMEOUT_S + 1
     assert len(asked_at) < 12
     live.feed.tick(1000.0)
     live.snapshot(10, CHAIN, 1000.0)
@@ -249,22 +248,22 @@ def test_what_is_held_back_is_bounded(rig: Rig) -> None:
 
 
 def test_a_stored_block_confirms_its_mark(live: Rig) -> None:
-    live.inflight.mark(live.feed.number, [4, 5])
+    live.tree.mark(live.feed.number, [1, 2, 3, 4, 5])
     live.feed.on_change(11, Stored(3, [4]), 0.0)
-    assert len(live.inflight) == 1
+    assert live.tree.marked_count == 1
     live.prove(99)
     live.snapshot(12, [1, 2, 3, 4, 5])
-    assert len(live.inflight) == 0
+    assert live.tree.marked_count == 0
 
 
 def test_the_end_of_the_link_leaves_nothing(live: Rig) -> None:
-    live.inflight.mark(live.feed.number, [4, 5])
+    live.tree.mark(live.feed.number, [1, 2, 3, 4, 5])
     live.feed.stop(1.0)
     live.snapshot(11, CHAIN)
     live.feed.on_change(12, Stored(0, [9]), 1.0)
     live.feed.tick(1000.0)
     assert live.keys == set()
-    assert len(live.inflight) == 0
+    assert live.tree.marked_count == 0
     assert live.asked == 0
 
 
