@@ -238,6 +238,8 @@ class Link(Generic[Down, Up, S]):
                 return await self._serve(dialled)
         except MeshError as error:
             return error
+        except Exception as fault:  # noqa: BLE001 - logged by conceal; ends this dial only
+            return conceal(fault, "dialling")
 
     async def _serve(self, dialled: Dialled[Down, Up]) -> MeshError:
         pump: Pump[Down, Up] = Pump(self._down, self._limits, self._receive)

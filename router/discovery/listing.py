@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from router.discovery.member import Member, is_address, parse_member
+from router.discovery.member import Member, is_address, is_name, parse_member
 
 SECTIONS = frozenset({"groups", "tokenizers", "detokenizers"})
 _FIELDS = frozenset({"address", "name", "draining"})
@@ -60,4 +60,6 @@ def _member(entry: Any) -> Member:
         raise ValueError(f"address {address!r} is not HOST:PORT")
     if not isinstance(name, str) or not isinstance(draining, bool | None):
         raise ValueError(f"at {address}: name is text, draining a truth")  # noqa: TRY004
+    if not is_name(name):
+        raise ValueError(f"at {address}: the name is too long, or no line of text")
     return Member(key=address, address=address, name=name, draining=bool(draining))

@@ -1,8 +1,17 @@
 """What sources list: members of the fleet. Data only; no source, no fleet, no loop."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+MAX_NAME_BYTES: Final = 256
+# A name of the DNS, an IPv4 address, or an IPv6 address in brackets; no other target of gRPC's,
+# such as unix:PATH, and nothing that is no text or breaks a log line.
+_ADDRESS: Final = re.compile(
+    r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,32})?\])"
+    r":(?P<port>[0-9]{1,5})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +50,14 @@ class Source(Protocol):
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
-    return bool(host) and not bare_ipv6 and port.isdecimal() and 0 < int(port) < 65536
+    """Whether a text is HOST:PORT, and can be dialled and logged."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 0 < int(found["port"]) < 65536
+
+
+def is_name(text: str) -> bool:
+    """Whether a member can be called so: text of one line, at most `MAX_NAME_BYTES`."""
+    return text.isprintable() and len(text.encode()) <= MAX_NAME_BYTES
 
 
 def parse_member(text: str) -> Member:
@@ -54,7 +67,7 @@ def parse_member(text: str) -> Member:
         ValueError: It is neither.
     """
     name, _, address = text.strip().rpartition("=")
-    if not is_address(address):
+    if not is_address(address) or not is_name(name):
         raise ValueError(f"{text!r} is not HOST:PORT")
     return Member(key=address, address=address, name=name)
 

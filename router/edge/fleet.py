@@ -13,6 +13,7 @@ from radixmesh.router.v1.fleet_service_pb2_grpc import (
     FleetServiceServicer,
     add_FleetServiceServicer_to_server,
 )
+from router.discovery.member import is_address, is_name
 from router.fleet.views import CandidatePrice, ReplicaView
 from router.policy.choice import Policy
 from router.request import GenerateRequest
@@ -77,9 +78,10 @@ class FleetService(FleetServiceServicer):
         return pb.ListReplicasResponse(replicas=self._replicas())
 
     async def AddGroup(self, request: pb.AddGroupRequest, context: Context) -> pb.AddGroupResponse:
-        host, _, port = request.address.rpartition(":")
-        if not host or not port.isdecimal():
+        if not is_address(request.address):
             raise InvalidRequest("the address must be HOST:PORT", field="address")
+        if not is_name(request.group_id):
+            raise InvalidRequest("the name must be one short line of text", field="group_id")
         group_id = self._fleet.add_group(request.address, request.group_id)
         return pb.AddGroupResponse(group_id=group_id)
 

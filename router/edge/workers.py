@@ -151,7 +151,7 @@ def read_worker(body: bytes) -> str:
     """
     try:
         wanted = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequest("the body is no JSON") from None
     url = wanted.get("url") if isinstance(wanted, dict) else None
     if not isinstance(url, str):

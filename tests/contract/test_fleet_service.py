@@ -137,6 +137,16 @@ async def test_a_group_is_added_drained_and_removed(rig: Rig) -> None:
         (lambda stub: stub.RemoveGroup(pb.RemoveGroupRequest(group_id="x")), "GROUP_NOT_FOUND"),
         (lambda stub: stub.DrainGroup(pb.DrainGroupRequest(group_id="x")), "GROUP_NOT_FOUND"),
         (lambda stub: stub.AddGroup(pb.AddGroupRequest(address="nowhere")), "INVALID_REQUEST"),
+        (lambda stub: stub.AddGroup(pb.AddGroupRequest(address="h:70000")), "INVALID_REQUEST"),
+        (lambda stub: stub.AddGroup(pb.AddGroupRequest(address="unix:/x:1")), "INVALID_REQUEST"),
+        (
+            lambda stub: stub.AddGroup(pb.AddGroupRequest(address="h:1", group_id="a\nb")),
+            "INVALID_REQUEST",
+        ),
+        (
+            lambda stub: stub.AddGroup(pb.AddGroupRequest(address="h:1", group_id="a" * 257)),
+            "INVALID_REQUEST",
+        ),
         (
             lambda stub: stub.DrainGroup(
                 pb.DrainGroupRequest(group_id="x", deadline=Duration(seconds=-1))

@@ -411,3 +411,11 @@ async def test_a_process_that_stood_still_does_not_blame_its_peer() -> None:
         assert await ask(link, "after").get() == b"after"
         await asyncio.sleep(2 * FAST.heartbeat_s)
         assert not listener.downs
+
+
+async def test_an_address_that_can_not_be_dialled_ends_nothing_else() -> None:
+    async with serve_echo(EchoService()) as server, dial("\ud800:1", wait=False) as (link, _):
+        await asyncio.sleep(0)
+        async with dial(f"127.0.0.1:{server.port}") as (other, _):
+            assert other.connected
+            assert not link.connected
