@@ -7,9 +7,9 @@ present incarnation; everything of an old one is gone. Knows no other group.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from radixmesh.errors import Draining, GroupLost, MeshError
+from radixmesh.errors import Draining, GroupLost, InvalidRequest, MeshError
 from router.fleet.ask import SubmitSpec, WorkerSink
 from router.fleet.booking import Booking
 from router.fleet.changes import Change, Chunk, Digest
@@ -21,6 +21,8 @@ from router.fleet.worker_link import Entry, GroupEvents, Ticket
 from router.fleet.workload import Report
 
 logger = logging.getLogger(__name__)
+
+REPLICAS_LIMIT: Final = 4096  # of one group; each costs a bit of every mask of the index
 
 
 class GroupLink(Protocol):
@@ -247,7 +249,13 @@ class Group:
         self._listing.serve(self, info)
 
     def on_status(self, dp_rank: int, incarnation: int, reported: Reported) -> None:
-        """A replica changed state, or is announced."""
+        """A replica changed state, or is announced.
+
+        Raises:
+            InvalidRequest: No group has so many.
+        """
+        if dp_rank >= REPLICAS_LIMIT:
+            raise InvalidRequest(f"a group has at most {REPLICAS_LIMIT} replicas")
         replica = self.replicas.get(dp_rank)
         if replica is None:
             replica = self._add_replica(dp_rank)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from radixmesh.common.v1 import sampling_pb2
 from radixmesh.worker.v1 import feed_pb2, worker_service_pb2
@@ -9,6 +10,9 @@ from router.fleet.ask import SubmitSpec
 from router.fleet.changes import Change, Cleared, Removed, Stored
 from router.fleet.workload import Report
 from router.request import Sampling
+
+# Between what a rate (ids a second) or a step (seconds) of a living replica always is.
+SANE: Final = (1e-6, 1e12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +57,19 @@ def from_load(load: feed_pb2.Load) -> Iterator[tuple[int, int, Report]]:
             waiting=waiting,
             uncached_tokens=uncached,
             free_blocks=free,
-            prefill_rate=rate,
-            decode_step_s=step_s,
+            prefill_rate=_learned(rate),
+            decode_step_s=_learned(step_s),
             seen_entry_id=seen,
         )
         yield dp_rank, incarnation, report
+
+
+def _learned(value: float) -> float:
+    """Return what a replica has learned of itself; 0, as if nothing, where that can't be.
+
+    One that is no number would spoil the prices of all other replicas with its own.
+    """
+    return value if SANE[0] < value < SANE[1] else 0.0
 
 
 def from_event(event: feed_pb2.CacheEvent) -> Change | None:
