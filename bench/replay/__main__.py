@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--routers", type=int, default=1)
     made.add_argument("--cache-tokens", type=int, default=0, help="ids of a replica's cache")
     made.add_argument("--limit", type=int, default=0, help="first requests of a trace only")
+    made.add_argument("--spread", action="store_true", help="part requests of one timestamp")
     made.add_argument("--budget", type=int, default=512, help="ids of a step")
     made.add_argument("--model", choices=("full", "prefill"), default="full")
     made.add_argument("--feed-delay", type=float, default=0.005, metavar="S")
@@ -80,7 +81,13 @@ def tasks_of(options: argparse.Namespace) -> list[Task]:
         "seed": options.seed,
     }
     return [
-        Task(source=source, policy=policy, limit=options.limit, setup=Setup(load=load, **setup))
+        Task(
+            source=source,
+            policy=policy,
+            limit=options.limit,
+            spread=options.spread,
+            setup=Setup(load=load, **setup),
+        )
         for source in sources
         for load in loads
         for policy in names_of(options.policies, NAMES)

@@ -24,6 +24,7 @@ class Task:
     Attributes:
         source: Path of a trace, or name of a workload.
         limit: So many first requests of a trace; 0 means all.
+        spread: Whether requests of one timestamp of a trace come one after the other.
         shape: Constants of the price.
     """
 
@@ -31,18 +32,19 @@ class Task:
     policy: str
     setup: Setup = field(default_factory=Setup)
     limit: int = 0
+    spread: bool = False
     shape: Shape = SHAPE
 
 
 @lru_cache(maxsize=2)
-def scenario_of(source: Path | str, limit: int, seed: int) -> Scenario:
+def scenario_of(source: Path | str, limit: int, seed: int, *, spread: bool) -> Scenario:
     """Read or make what is to be replayed.
 
     Raises:
         ReplayError: The trace can't be read, or no workload has this name.
     """
     if isinstance(source, Path):
-        return trace.read(source, limit=limit)
+        return trace.read(source, limit=limit, spread=spread)
     return workloads.make(source, seed)
 
 
@@ -54,7 +56,7 @@ def run(task: Task) -> Row:
     """
     logging.getLogger("router").setLevel(logging.ERROR)  # a lossy feed is what was asked for
     seed = 0 if isinstance(task.source, Path) else task.setup.seed
-    scenario = scenario_of(task.source, task.limit, seed)
+    scenario = scenario_of(task.source, task.limit, seed, spread=task.spread)
     setup = replace(task.setup, shape=task.shape)
     outcome = Replay(scenario, setup, chooser(task.policy)).run()
     asked = sum(job.tokens for job in scenario.jobs)
@@ -65,6 +67,7 @@ def run(task: Task) -> Row:
         "replicas": setup.replicas or scenario.replicas,
         "routers": setup.routers,
         "seed": setup.seed,
+        "spread": task.spread,
         "model": "prefill" if setup.serial else "full",
         "ceiling": round(ceiling_tokens(scenario) / asked, 4),
         **outcome.row(),

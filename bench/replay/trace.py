@@ -7,6 +7,8 @@ Output is of unknown content, so what it fills serves nobody. A trace names no s
 the first two blocks of a prompt stand for one, as in the trace all share the first.
 """
 
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -26,8 +28,11 @@ class Line(msgspec.Struct):
     hash_ids: list[int]
 
 
-def read(path: Path, *, limit: int = 0) -> Scenario:
+def read(path: Path, *, limit: int = 0, spread: bool = False) -> Scenario:
     """Read a trace; `limit` takes only so many of its first requests.
+
+    Timestamps are coarse, so many requests share one. `spread` puts them evenly between
+    their own timestamp and the next one; without it they come in the same instant.
 
     Raises:
         ReplayError: The file can't be read, or a line of it is not as described.
@@ -40,7 +45,19 @@ def read(path: Path, *, limit: int = 0) -> Scenario:
     if not jobs:
         raise ReplayError("the trace holds no requests")
     jobs.sort(key=lambda job: job.at)
+    if spread:
+        jobs = _spread(jobs)
     return Scenario(name=path.stem, jobs=jobs, block_tokens=BLOCK_TOKENS, cache_tokens=CACHE_TOKENS)
+
+
+def _spread(jobs: list[Job]) -> list[Job]:
+    groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.at)]
+    ends = [group[0].at for group in groups[1:]] + [groups[-1][0].at]
+    return [
+        replace(job, at=job.at + (end - job.at) * index / len(group))
+        for group, end in zip(groups, ends, strict=True)
+        for index, job in enumerate(group)
+    ]
 
 
 def _job(raw: bytes, number: int) -> Job:

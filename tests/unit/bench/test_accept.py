@@ -39,10 +39,10 @@ def test_ours_is_compared_with_the_best_other_by_medians() -> None:
 
 def test_the_set_has_every_policy_at_every_load_and_every_workload() -> None:
     traced = accept.trace_tasks(Path("t"), 0)
-    assert {(task.policy, task.setup.load) for task in traced if task.setup.routers == 1} == {
+    assert {(task.policy, task.setup.load) for task in traced if not task.spread} == {
         (policy, load) for policy in NAMES for load in (0.55, 0.75, 0.9)
     }
-    assert sum(task.setup.routers == 4 for task in traced) == 3
+    assert [task.setup.routers for task in traced if task.spread] == [1, 4] * 3
     made = accept.workload_tasks(accept.SEEDS, (accept.OURS, *accept.RIVALS))
     assert len(made) == len(WORKLOADS) * 6 * 5
 

@@ -29,6 +29,12 @@ def test_a_trace_is_read_in_order_of_arrival(tmp_path: Path) -> None:
     assert scenario.jobs[0].session == scenario.jobs[2].session == "[0, 1]"
 
 
+def test_requests_of_one_timestamp_can_be_spread(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", LINES[0], LINES[0], LINES[1])
+    assert [job.at for job in read(path).jobs] == [0, 0, 2.5]
+    assert [job.at for job in read(path, spread=True).jobs] == [0, 1.25, 2.5]
+
+
 def test_the_load_is_the_share_of_capacity_that_an_endless_cache_leaves(tmp_path: Path) -> None:
     scenario = read(written(tmp_path / "t.jsonl", *LINES))
     assert ceiling_tokens(scenario) == 512  # one id at least is computed, so not both blocks
