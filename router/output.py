@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from radixmesh.errors import RESUMABLE, GroupLost, LinkLost, MeshError, ServiceUnavailable
+from radixmesh.errors import RESUMABLE, GroupLost, MeshError, ServiceUnavailable
+from router.attempt import Attempt
 from router.fleet.booking import Booking
 from router.journal import Ending, Journal, Verdict
 from router.patience import Patience
-from router.ports import TextEntry, Ticket
+from router.reader import HELD_IDS, Reader
 from router.request import Finish, FinishReason, Receipt, Usage
-from router.retries import Loss, NoSignOfLife, Place, Retries
+from router.retries import Loss, NoSignOfLife, Retries
 from router.stream import Stream
 
 # The service that was lost (worker, detokenizer), and the reason.
@@ -24,10 +25,6 @@ OnLoss = Callable[[str, str], None]
 
 # A detokenizer that is lost so often without one id of progress is not the one at fault.
 READER_LOSSES_LIMIT = 4
-# A prefill may take this many times what was predicted before a silent replica is given up.
-PREDICTED_TIMES = 3.0
-# A detokenizer holds back unfinished characters; with stop strings, as much as their length.
-HELD_IDS = 64
 # What a loss is called of which no error told.
 ATTEMPT_TIMEOUT = "ATTEMPT_TIMEOUT"
 
@@ -43,177 +40,6 @@ class Silences:
 
     attempt_s: float
     text_s: float
-
-
-def place_of(booking: Booking) -> Place:
-    """Return the replica, in its present life, that a booking is at."""
-    return (booking.group_id, booking.dp_rank, booking.incarnation)
-
-
-class Attempt:
-    """One try at one replica; the sink of its worker link."""
-
-    def __init__(self, output: "Output", booking: Booking) -> None:
-        self.booking = booking
-        self.number = output.journal.begin_attempt()
-        self.position = output.journal.position
-        self.ticket: Ticket | None = None
-        self.accepted = False
-        self.started = False
-        self.cached_tokens = 0
-        self.waited_s = 0.0
-        self._output = output
-
-    def on_accepted(self) -> None:
-        """A replica has queued it."""
-        if not self.accepted:
-            self.accepted = True
-            self._output.note_accepted()
-
-    def on_started(self, cached_tokens: int, waited_s: float) -> None:
-        """Its prefill began."""
-        self.on_accepted()
-        self.started = True
-        self.cached_tokens = cached_tokens
-        self.waited_s = waited_s
-        self._output.note_started(self)
-
-    def on_tokens(self, position: int, ids: bytes, logprobs: Sequence[float], finish: int) -> None:
-        """Ids came."""
-        self._output.take_ids(self, position, ids, logprobs, finish)
-
-    def on_failed(self, error: MeshError, /) -> None:
-        """The attempt is lost."""
-        self._output.lose_attempt(self, error)
-
-    def due_s(self, silence_s: float) -> float | None:
-        """Return in how many seconds at the earliest it is to be given up; None: never.
-
-        A queue or prefill that takes long is no reason: while the replica makes steps, or
-        its load changes, it is at work.
-        """
-        if not silence_s or self.ticket is None:
-            return None
-        borne_s = max(silence_s, PREDICTED_TIMES * self.booking.predicted_first_s)
-        return borne_s - self.booking.silent_s()
-
-    def may_have_run(self, error: MeshError) -> bool:
-        """Whether it may have run though nobody heard so: it was sent, and its link is lost."""
-        return self.ticket is not None and not self.accepted and error.reason == LinkLost.reason
-
-    def loss(self, error: MeshError, *, position: int) -> Loss:
-        """Return how it ended, with the journal at `position`."""
-        return Loss(
-            place=place_of(self.booking),
-            error=error,
-            sent=self.ticket is not None,
-            accepted=self.accepted,
-            started=self.started,
-            gained=position - self.position,
-        )
-
-    def receipt(self, *, last: "Attempt", places: int, seed: int) -> Receipt:
-        """Return what it was predicted to cost and did.
-
-        Args:
-            last: The attempt that finished the output.
-            places: That the output ran at.
-            seed: What the draws were keyed by.
-        """
-        booking, price = self.booking, self.booking.price
-        return Receipt(
-            group_id=booking.group_id,
-            dp_rank=booking.dp_rank,
-            block_tokens=booking.block_tokens,
-            prompt_blocks=booking.prompt_blocks,
-            predicted_blocks=booking.predicted_blocks,
-            actual_blocks=self.cached_tokens // booking.block_tokens,
-            predicted_wait_s=price.wait_s,
-            actual_wait_s=self.waited_s,
-            policy=booking.policy,
-            attempts=places,
-            seed=seed,
-            last_group_id=last.booking.group_id,
-            last_dp_rank=last.booking.dp_rank,
-            possible_blocks=booking.possible_blocks,
-            held_blocks=price.held_blocks,
-            view=price.view,
-            price_s=price.total_s,
-            prefill_s=price.prefill_s,
-            alpha=price.alpha,
-            crowding_s=price.crowding_s,
-            eviction_s=price.eviction_s,
-        )
-
-    def free(self) -> None:
-        """Give up its entry and its booking; idempotent."""
-        if self.ticket is not None:
-            self.ticket.cancel()
-        self.booking.release()
-
-
-class Reader:
-    """One pass over the ids by one detokenizer; the sink of its link."""
-
-    def __init__(self, output: "Output", held_ids: int) -> None:
-        self.number = output.journal.begin_reader()
-        self.entry: TextEntry | None = None
-        self.sent = 0
-        self._consumed = 0
-        self._held_ids = held_ids
-        self._ended = False
-        self._clock = asyncio.get_running_loop().time
-        self._owes_since = 0.0
-        self._output = output
-
-    def on_piece(self, text: str, consumed: int, token_bytes: Sequence[bytes]) -> None:
-        """Text became certain."""
-        self._consumed = consumed
-        self._owes_since = self._clock()
-        self._output.take_text(self, text, consumed, token_bytes)
-
-    def on_done(
-        self, tail: str, stop_matched: str, consumed: int, token_bytes: Sequence[bytes]
-    ) -> None:
-        """The text has ended."""
-        self._output.take_end(self, tail, stop_matched, consumed, token_bytes)
-
-    def on_failed(self, error: MeshError, /) -> None:
-        """The detokenizer is lost, or refuses."""
-        self._output.lose_reader(self, error)
-
-    def forward(self, journal: Journal) -> None:
-        """Send what the detokenizer has not seen yet, and the end if it is known."""
-        if self.entry is None:
-            return
-        owed = self._owes
-        self.entry.feed(self.sent, journal.readable_ids(self.sent))
-        self.sent = journal.readable
-        if journal.complete:
-            self.entry.end()
-            self._ended = True
-        if not owed:
-            self._owes_since = self._clock()
-
-    @property
-    def _owes(self) -> bool:
-        """Whether it has ids that it can't be holding back."""
-        return self._ended or self.sent - self._consumed > self._held_ids
-
-    def due_s(self, silence_s: float) -> float:
-        """Return in how many seconds at the earliest it is to be given up."""
-        return self._owes_since + silence_s - self._clock() if self._owes else silence_s
-
-    def give_up(self) -> None:
-        """Give up its entry because nothing comes, which is held against the detokenizer."""
-        if self.entry is not None:
-            self.entry.blame()
-            self.entry.cancel()
-
-    def free(self) -> None:
-        """Give up its entry; idempotent."""
-        if self.entry is not None:
-            self.entry.cancel()
 
 
 class Output:
@@ -287,12 +113,13 @@ class Output:
 
     def begin_attempt(self, booking: Booking) -> Attempt:
         """Return a new attempt at a booked place; it is the only one that is heard."""
-        self.attempt = Attempt(self, booking)
+        number = self.journal.begin_attempt()
+        self.attempt = Attempt(self, booking, number=number, position=self.journal.position)
         return self.attempt
 
     def begin_reader(self, *, held_ids: int = HELD_IDS) -> Reader:
         """Return a new reader; it is the only one that is heard. It may hold back so many ids."""
-        self.reader = Reader(self, held_ids)
+        self.reader = Reader(self, number=self.journal.begin_reader(), held_ids=held_ids)
         return self.reader
 
     def due_s(self, silences: Silences) -> float | None:

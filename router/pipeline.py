@@ -17,14 +17,16 @@ from functools import partial
 from itertools import chain, repeat
 
 from radixmesh.errors import DeadlineExceeded, InternalError, LinkLost, MeshError, NoReplicaReady
+from router.attempt import place_of
 from router.beat import Beat
 from router.checks import check
 from router.fleet.ask import ModelInfo
 from router.fleet.booking import Booking
 from router.fleet.views import CandidatePrice
-from router.output import HELD_IDS, OnLoss, Output, Silences, place_of
+from router.output import OnLoss, Output, Silences
 from router.plan import Home, Plan, Planner
 from router.ports import Admit, Fleet, Permit, Texts
+from router.reader import HELD_IDS
 from router.request import Event, GenerateRequest
 from router.stream import Stream
 
