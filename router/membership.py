@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.discovery.discovery import Discovery, Feeds
+from router.discovery.discovery import Discovery, Subscription
 from router.discovery.file import FileSource
 from router.discovery.lookup import Lookup, Wanted
 from router.discovery.member import Source, parse_member
@@ -33,7 +33,7 @@ def discovery_of(settings: RouterSettings, targets: Targets, rng: random.Random)
     Raises:
         ModuleNotFoundError: A source needs an extra that is not installed.
     """
-    feeds: list[Feeds] = []
+    subscriptions: list[Subscription] = []
     for section, target, flags in (
         ("groups", targets.groups, settings.groups),
         ("tokenizers", targets.tokenizers, settings.tokenizers),
@@ -42,8 +42,8 @@ def discovery_of(settings: RouterSettings, targets: Targets, rng: random.Random)
         reconciler: Reconciler[Any] = Reconciler(target)
         reconciler.publish("flags", [parse_member(flag) for flag in flags])
         sources = _sources(settings, section, rng)
-        feeds.extend(Feeds(source, reconciler) for source in sources)
-    return Discovery(feeds)
+        subscriptions.extend(Subscription(source, reconciler) for source in sources)
+    return Discovery(subscriptions)
 
 
 def _sources(settings: RouterSettings, section: str, rng: random.Random) -> Iterator[Source]:

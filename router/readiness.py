@@ -24,7 +24,7 @@ class Lists(Protocol):
         ...
 
 
-class Texts(Protocol):
+class TextService(Protocol):
     """The instances of a text service; `router.text.pool.Pool`."""
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Readiness:
         self,
         lists: Lists,
         groups: Roster,
-        texts: Sequence[Texts],
+        texts: Sequence[TextService],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

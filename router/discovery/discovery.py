@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.discovery.member import Member, Publish, Source
+from router.discovery.member import Member, Source
 from router.discovery.reconcile import Reconciler
 
 logger = logging.getLogger(__name__)
@@ -15,19 +15,7 @@ PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Static:
-    """Members that a flag names: listed once, for good."""
-
-    name: str
-    members: Sequence[Member]
-
-    async def run(self, publish: Publish) -> None:
-        """Publish them."""
-        publish(self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class Feeds:
+class Subscription:
     """A source, and where what it lists belongs."""
 
     source: Source
@@ -38,16 +26,16 @@ class Discovery:
     """Runs sources.
 
     Args:
-        feeds: All of them.
+        subscriptions: All of them.
     """
 
-    def __init__(self, feeds: Sequence[Feeds]) -> None:
-        self._feeds = feeds
-        self._silent = {id(each) for each in feeds}
+    def __init__(self, subscriptions: Sequence[Subscription]) -> None:
+        self._subscriptions = subscriptions
+        self._silent = {id(each) for each in subscriptions}
 
     def __repr__(self) -> str:
-        silent = [each.source.name for each in self._feeds if id(each) in self._silent]
-        return f"<Discovery of {len(self._feeds)} sources, silent: {silent}>"
+        silent = [each.source.name for each in self._subscriptions if id(each) in self._silent]
+        return f"<Discovery of {len(self._subscriptions)} sources, silent: {silent}>"
 
     @property
     def listed(self) -> bool:
@@ -57,21 +45,21 @@ class Discovery:
     async def run(self) -> None:
         """Run all sources until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for each in self._feeds:
+            for each in self._subscriptions:
                 tasks.create_task(self._run(each))
 
-    async def _run(self, feeds: Feeds) -> None:
+    async def _run(self, one: Subscription) -> None:
         """Run one source; what is wrong with it ends nobody else."""
 
         def publish(members: Sequence[Member]) -> None:
-            feeds.reconciler.publish(feeds.source.name, members)
-            self._silent.discard(id(feeds))
+            one.reconciler.publish(one.source.name, members)
+            self._silent.discard(id(one))
 
         done = False
         while not done:
             try:
-                await feeds.source.run(publish)
+                await one.source.run(publish)
                 done = True
             except Exception:
-                logger.exception("a source failed", extra={"source": feeds.source.name})
+                logger.exception("a source failed", extra={"source": one.source.name})
                 await asyncio.sleep(PAUSE_S)

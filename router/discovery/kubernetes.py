@@ -18,10 +18,10 @@ from kubernetes_asyncio import client, config
 
 from radixmesh.rpc.dial import Backoff
 from radixmesh.rpc.link import LinkLimits
-from router.discovery.calm import Calm
 from router.discovery.endpoints import Slice, members_of
 from router.discovery.lookup import ALL_NAMESPACES, Wanted
 from router.discovery.member import Publish
+from router.discovery.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class KubernetesSource:
         self._backoff.reset()
         loop = asyncio.get_running_loop()
         until = loop.time() + self._resync_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
-        tell = Calm(
+        tell = Throttle(
             PUBLISH_PAUSE_S, lambda: publish(members_of(slices.values(), self._wanted.port))
         )
         tell()
@@ -219,7 +219,7 @@ class KubernetesSource:
             tell.cancel()
 
     async def _watch(
-        self, version: str, slices: dict[str, Slice], tell: Calm, timeout_s: float
+        self, version: str, slices: dict[str, Slice], tell: Throttle, timeout_s: float
     ) -> str:
         """Take changes in while a watch lasts; return the version that it came to."""
         events = 0

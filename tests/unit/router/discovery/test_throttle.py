@@ -2,20 +2,20 @@
 
 import asyncio
 
-from router.discovery.calm import Calm
+from router.discovery.throttle import Throttle
 
 
 async def test_one_call_is_done_at_once() -> None:
     done: list[int] = []
-    Calm(10.0, lambda: done.append(1))()
+    Throttle(10.0, lambda: done.append(1))()
     assert done == [1]
 
 
 async def test_calls_that_come_too_soon_become_one_that_is_not_forgotten() -> None:
     done = asyncio.Semaphore(0)
-    calm = Calm(0.02, done.release)
+    throttle = Throttle(0.02, done.release)
     for _ in range(100):
-        calm()
+        throttle()
     async with asyncio.timeout(5):
         await done.acquire()
         await done.acquire()
@@ -25,11 +25,11 @@ async def test_calls_that_come_too_soon_become_one_that_is_not_forgotten() -> No
 
 async def test_one_that_is_cancelled_is_not_done_and_a_later_one_is() -> None:
     done: list[int] = []
-    calm = Calm(0.02, lambda: done.append(1))
-    calm()
-    calm()
-    calm.cancel()
+    throttle = Throttle(0.02, lambda: done.append(1))
+    throttle()
+    throttle()
+    throttle.cancel()
     await asyncio.sleep(0.04)
     assert done == [1]
-    calm()
+    throttle()
     assert done == [1, 1]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Calm:
+class Throttle:
     """Does it when it is called; calls that come too soon are one call later.
 
     Args:
