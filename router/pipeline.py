@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
 
-from radixmesh.errors import DeadlineExceeded, InternalError, LinkLost, MeshError, NoReplicaReady
+from radixmesh.errors import (
+    DeadlineExceeded,
+    InternalError,
+    LinkLost,
+    MeshError,
+    ModelNotServed,
+    NoReplicaReady,
+    TokenizerMismatch,
+)
 from router.attempt import place_of
 from router.beat import Beat
 from router.checks import check
@@ -301,6 +309,10 @@ class Pipeline:
                         booking = self._book(output, call, plan)
                     except NoReplicaReady as error:
                         reason = error
+                    except (ModelNotServed, TokenizerMismatch):
+                        # It was served when the stream began, and may be again.
+                        if not retries.resuming:
+                            raise
                     if booking is None:
                         await self._fleet.wait_ready(plan.model.name, resume=retries.resuming)
         except TimeoutError:
