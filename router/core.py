@@ -7,7 +7,6 @@ import asyncio
 import random
 import uuid
 from dataclasses import dataclass
-from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -25,7 +24,7 @@ from router.fleet.fitness import Judges
 from router.fleet.meters import Meters
 from router.fleet.outliers import OutlierLimits
 from router.fleet.registry import Fleet
-from router.fleet.worker_link import WorkerLink
+from router.fleet.worker_link import GroupEvents, WorkerLink
 from router.gauges import Links, watch
 from router.membership import Targets, discovery_of
 from router.pipeline import Pace, Pipeline
@@ -68,6 +67,26 @@ class Core:
             tasks.create_task(self.detokenizers.run())
 
 
+@dataclass(frozen=True, slots=True)
+class _Dialler:
+    """Makes links, all of them with this router's identity."""
+
+    identity: Identity
+    limits: LinkLimits
+    rng: random.Random
+
+    def group(self, address: str, events: GroupEvents) -> WorkerLink:
+        return WorkerLink(address, events, identity=self.identity, limits=self.limits, rng=self.rng)
+
+    def tokenizer(self, address: str) -> TokenizerInstance:
+        return TokenizerInstance(address, identity=self.identity, limits=self.limits, rng=self.rng)
+
+    def detokenizer(self, address: str) -> DetokenizerInstance:
+        return DetokenizerInstance(
+            address, identity=self.identity, limits=self.limits, rng=self.rng
+        )
+
+
 def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core:
     """Construct the router without its edges; nothing is started.
 
@@ -75,35 +94,18 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         settings: The flags.
         limits: Bounds and intervals of links.
     """
-    limits = limits or LinkLimits()
-    identity = Identity("router", uuid.uuid4().hex)
-    rng = random.Random()
-    metrics = RouterMetrics(CollectorRegistry())
-    index = _index(settings, metrics)
-    fleet = Fleet(
-        [],
-        policy=policy_of(settings),
-        connect=lambda address, events: WorkerLink(
-            address, events, identity=identity, limits=limits, rng=rng
-        ),
-        index=index,
-        judges=_judges(settings, index.meters),
-        rng=rng,
-    )
-    tokenizers: Pool[TokenizerInstance] = Pool(
-        "tokenizer", rng=rng, on_lost=metrics.links_lost.labels("tokenizer").inc
-    )
-    detokenizers: Pool[DetokenizerInstance] = Pool(
-        "detokenizer", rng=rng, on_lost=metrics.links_lost.labels("detokenizer").inc
+    metrics, rng = RouterMetrics(CollectorRegistry()), random.Random()
+    dialler = _Dialler(Identity("router", uuid.uuid4().hex), limits or LinkLimits(), rng)
+    fleet = _fleet(settings, metrics, dialler)
+    lost = metrics.links_lost.labels
+    tokenizers = Pool[TokenizerInstance]("tokenizer", rng=rng, on_lost=lost("tokenizer").inc)
+    detokenizers = Pool[DetokenizerInstance](
+        "detokenizer", rng=rng, on_lost=lost("detokenizer").inc
     )
     targets = Targets(
         groups=GroupTarget(fleet, drain_s=settings.leave_grace_s),
-        tokenizers=PoolTarget(
-            tokenizers, partial(TokenizerInstance, identity=identity, limits=limits, rng=rng)
-        ),
-        detokenizers=PoolTarget(
-            detokenizers, partial(DetokenizerInstance, identity=identity, limits=limits, rng=rng)
-        ),
+        tokenizers=PoolTarget(tokenizers, dialler.tokenizer),
+        detokenizers=PoolTarget(detokenizers, dialler.detokenizer),
     )
     discovery = discovery_of(settings, targets, rng)
     admission = _admission(settings, metrics)
@@ -133,6 +135,17 @@ def build(settings: RouterSettings, *, limits: LinkLimits | None = None) -> Core
         pipeline=pipeline,
         discovery=discovery,
         readiness=Readiness(discovery, fleet.groups, [tokenizers, detokenizers]),
+    )
+
+
+def _fleet(settings: RouterSettings, metrics: RouterMetrics, dialler: _Dialler) -> Fleet:
+    index = _index(settings, metrics)
+    return Fleet(
+        policy=policy_of(settings),
+        connect=dialler.group,
+        index=index,
+        judges=_judges(settings, index.meters),
+        rng=dialler.rng,
     )
 
 

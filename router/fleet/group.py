@@ -119,12 +119,6 @@ class GroupAddress:
     address: str
     group_id: str
 
-    @classmethod
-    def parse(cls, text: str) -> "GroupAddress":
-        """Read `HOST:PORT` or `NAME=HOST:PORT`; without a name the address is the name."""
-        name, mark, address = text.partition("=")
-        return cls(address, name) if mark else cls(text, text)
-
 
 class Group:
     """A worker group at one address."""

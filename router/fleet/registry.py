@@ -8,7 +8,7 @@ output. Clock and chance come from outside.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from random import Random
@@ -45,10 +45,9 @@ _SWEEP_PER_TICK = 20_000
 
 
 class Fleet:
-    """All worker groups of a router.
+    """All worker groups of a router: none at first, `add_group` attaches them.
 
     Args:
-        groups: Known at the start; `add_group` and `remove_group` change them later.
         policy: Chooses among replicas that are fit.
         connect: Makes the link of a group; `WorkerLink` with this router's identity.
         index: The meta-tree with its budget, the marks, the meters.
@@ -57,9 +56,8 @@ class Fleet:
         rng: Chance of ties.
     """
 
-    def __init__(  # noqa: PLR0913 - what a fleet is made of
+    def __init__(
         self,
-        groups: Iterable[GroupAddress],
         *,
         policy: Policy,
         connect: Connect,
@@ -86,8 +84,6 @@ class Fleet:
                 on_change=self._on_change,
             )
         )
-        for where in groups:
-            self.groups.add(where)
 
     def __repr__(self) -> str:
         return f"<Fleet {list(self.groups)}>"

@@ -10,7 +10,6 @@ from radixmesh.blocks import pack_ids, unpack_ids
 from radixmesh.errors import MeshError
 from radixmesh.rpc.link import Identity
 from router.fleet.ask import Ask, SubmitSpec
-from router.fleet.group import GroupAddress
 from router.fleet.registry import Fleet
 from router.fleet.worker_link import WorkerLink
 from router.policy.choice import Policy
@@ -74,11 +73,12 @@ async def running_fleet(
 ) -> AsyncGenerator[Fleet]:
     """A fleet of these groups, named by their addresses; waits for `ready` ready replicas."""
     fleet = Fleet(
-        [GroupAddress.parse(address) for address in addresses],
         policy=policy or Price(),
         connect=partial(WorkerLink, identity=Identity("router", "router-1"), limits=FAST),
         rng=Random(7),
     )
+    for address in addresses:
+        fleet.add_group(address)
     task = asyncio.get_running_loop().create_task(fleet.run())
     try:
         await until(fleet, lambda: count_ready(fleet) >= ready)

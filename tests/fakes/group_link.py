@@ -9,7 +9,6 @@ from router.fleet.booking import Booking
 from router.fleet.changes import Chunk
 from router.fleet.feed import Index
 from router.fleet.fitness import Judges
-from router.fleet.group import GroupAddress
 from router.fleet.registry import Fleet
 from router.fleet.replica import Reported
 from router.fleet.wire import GroupInfo
@@ -129,7 +128,6 @@ class FakeFleet:
         self.links: dict[str, FakeGroupLink] = {}
         self.tree = MetaTree()
         self.fleet = Fleet(
-            [GroupAddress(f"{name}:1", name) for name in names],
             policy=policy or Price(),
             connect=self._connect,
             index=Index(self.tree),
@@ -137,6 +135,8 @@ class FakeFleet:
             clock=self.clock,
             rng=Random(seed),
         )
+        for name in names:
+            self.fleet.add_group(f"{name}:1", name)
 
     @property
     def settled(self) -> bool:
