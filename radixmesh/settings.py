@@ -8,6 +8,7 @@ pydantic-settings.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,12 +68,16 @@ class ServiceSettings(BaseSettings):
         return (*sources, YamlConfigSettingsSource(settings_cls)) if path else sources
 
 
+# A default that is nothing, or that only code can say.
+_SAYS_NOTHING = re.compile(r" \(default(: (None)?| factory: .*)\)$")
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Leaves out defaults that say nothing; the text before says what holds without the flag."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = super()._get_help_string(action)
-        return text and text.removesuffix(" (default: None)").removesuffix(" (default: )")
+        return text and _SAYS_NOTHING.sub("", text)
 
 
 Settings = TypeVar("Settings", bound=ServiceSettings)

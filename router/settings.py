@@ -4,6 +4,7 @@ import ipaddress
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import CliSuppress
 
 from radixmesh.settings import SettingsConfigDict
 from router.discovery.settings import MemberSettings, Names
@@ -44,9 +45,10 @@ class RouterSettings(MemberSettings):
     cache_threshold: float = Field(0.3, ge=0, le=1)
     """Policy cache_aware: share of a prompt that must be held somewhere to go there for it."""
     balance_abs_threshold: float = Field(64, ge=0)
-    """Policy cache_aware: it looks at load only when most and fewest requests differ by more..."""
+    """Policy cache_aware: load counts only where the busiest replica has so many requests more than
+    the idlest..."""
     balance_rel_threshold: float = Field(1.5, ge=0)
-    """Policy cache_aware: ...and the most are more than so many times the fewest."""
+    """Policy cache_aware: ...and more than so many times as many."""
     index_bytes: int = Field(512 * MIB, ge=MIB)
     """Memory for the picture of all prefix caches; the least valuable part goes first."""
 
@@ -69,10 +71,10 @@ class RouterSettings(MemberSettings):
     ports above plus i times --port-step, and every limit for itself."""
     port_step: int = Field(1, ge=1)
     """What the ports of --processes differ by."""
-    process_number: int | None = Field(None, ge=0)
+    process_number: CliSuppress[int | None] = Field(None, ge=0)
     """Which of --processes this is; they set it themselves."""
     cors_origins: Names = Field(default_factory=lambda: ["*"])
-    """Origins of web pages that may call the HTTP API, comma-separated."""
+    """Origins of web pages that may call the HTTP API, comma-separated; all unless given."""
 
     workers_api: bool = False
     """Serve /workers, /get_loads and /flush_cache on the HTTP port, to whom the API key opens it:

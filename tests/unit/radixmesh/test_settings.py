@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from radixmesh.settings import ServiceSettings, SettingsConfigDict, child_environment, load
 
@@ -23,6 +24,21 @@ def test_help_says_that_there_are_files_and_variables(capsys: pytest.CaptureFixt
     shown = " ".join(capsys.readouterr().out.split())
     wanted = "YAML or JSON; flags and RADIXMESH_SOME_<FLAG> variables go before it."
     assert f"--config FILE {wanted}" in shown
+
+
+def test_help_leaves_out_defaults_that_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Others(Some):
+        names: list[str] = Field(default_factory=list)
+        """Whom."""
+        note: str = ""
+        """What about."""
+        most: int | None = None
+        """At most."""
+
+    with pytest.raises(SystemExit):
+        load(Others, ["--help"], prog="some")
+    shown = capsys.readouterr().out
+    assert shown.count("(default") == shown.count("(default: 0)") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"# nothing\n", b"count: 1", b'{"count": 1}'])
