@@ -38,7 +38,7 @@ def test_help_leaves_out_defaults_that_say_nothing(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         load(Others, ["--help"], prog="some")
     shown = capsys.readouterr().out
-    assert shown.count("(default") == shown.count("(default: 0)") == 1
+    assert shown.count("(default") == shown.count("(default: 1)") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"# nothing\n", b"count: 1", b'{"count": 1}'])
