@@ -4,8 +4,12 @@ Knows predicted and actual seconds to the first id; no request, no replica, no c
 (instants come as `now`). A replica's own reports say how fast it is and how much waits
 there, and the price counts on them: what is left over is a replica whose deeds are not
 its words - a host that swaps, a throttled device, a lossy path. It is judged by the
-logarithm of actual over predicted, by medians, against its siblings at the same time.
+logarithm of actual over predicted, by medians, against its siblings.
 So a fleet that is slow altogether, or whose rates are guessed wrongly, ejects nobody.
+
+Only requests that were sent in the same seconds are compared: those of a busy moment are
+late everywhere, and those of a quiet one nowhere. A burst makes its own seconds uneven,
+so one must be late in several such spans in a row.
 
 The ratio does not correct the price: it holds one sort of request (first ids), carries
 the waits of others, and would move all prices by its noise. Ejection is rare, bounded
@@ -13,9 +17,11 @@ in time and number, and ends by a probe.
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from statistics import median
 
 from router.gates import Gate
@@ -23,6 +29,8 @@ from router.gates import Gate
 # Makes a deviation of normal noise from a median of absolute deviations.
 _NORMAL = 1.4826
 LOOK_S = 1.0
+# Answers of a replica in a span, of which the last are kept.
+_MOST_ANSWERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +39,10 @@ class OutlierLimits:
 
     Attributes:
         window_s: Answers count for so long.
-        samples: Answers that it takes to judge a replica, and to be compared with.
-        siblings: Others with so many answers that it takes to compare with.
+        span_s: Requests that were sent within so long are compared.
+        spans: It must be late in so many spans in a row, of those that tell anything.
+        samples: In those spans it must have given so many answers, together.
+        siblings: Others that answered in a span, as many as it takes to compare with.
         ratio: It must be later than its siblings by this factor (0: nobody is ever left out) ...
         deviations: ... and by so many deviations among them.
         slack_s: Added to both times: less than this is no lateness.
@@ -42,6 +52,8 @@ class OutlierLimits:
     """
 
     window_s: float = 60.0
+    span_s: float = 5.0
+    spans: int = 4
     samples: int = 8
     siblings: int = 2
     ratio: float = 3.0
@@ -58,12 +70,9 @@ class Seat:
     def __init__(self, outliers: "Outliers") -> None:
         self.gate = Gate(outliers.limits.eject_s, outliers.limits.most_eject_s)
         self._outliers = outliers
-        self._answers: deque[tuple[float, float]] = deque(maxlen=8 * outliers.limits.samples)
-        self._median: float | None = None
-        self._changed = False
 
     def __repr__(self) -> str:
-        return f"<Seat {len(self._answers)} answers, {self.gate.trips} ejections>"
+        return f"<Seat {self.gate.trips} ejections>"
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent."""
@@ -84,31 +93,12 @@ class Seat:
 
     def answered(self, predicted_s: float, actual_s: float, now: float, *, probes: bool) -> None:
         """The first ids of a request came."""
-        limits = self._outliers.limits
-        lateness = math.log((actual_s + limits.slack_s) / (predicted_s + limits.slack_s))
-        if probes and not self.gate.closed:
-            self._outliers.try_again(self, lateness, now)
-        elif self.gate.closed:
-            self._answers.append((now, lateness))
-            self._changed = True
-            self._outliers.judge(self, now)
-
-    def lateness(self, now: float) -> float | None:
-        """Return the median of its answers in the window; None when there are too few."""
-        limits = self._outliers.limits
-        while self._answers and now - self._answers[0][0] > limits.window_s:
-            self._answers.popleft()
-            self._changed = True
-        if self._changed:
-            self._changed = False
-            few = len(self._answers) < limits.samples
-            self._median = None if few else median(late for _, late in self._answers)
-        return self._median
-
-    def forget(self) -> None:
-        """Start over with what comes from now on."""
-        self._answers.clear()
-        self._changed = True
+        slack_s = self._outliers.limits.slack_s
+        lateness = math.log((actual_s + slack_s) / (predicted_s + slack_s))
+        if self.gate.closed:
+            self._outliers.note(self, lateness, now - actual_s, now)
+        elif probes:
+            self._outliers.try_again(self, lateness, now - actual_s, now)
 
     def leave(self) -> None:
         """Its life has ended."""
@@ -146,14 +136,61 @@ class Trial:
         return first and self._trips == self._seat.gate.trips
 
 
+class _Span:
+    """Answers to what was sent within some seconds."""
+
+    def __init__(self) -> None:
+        self.known: dict[Seat, float] = {}
+        self.late: set[Seat] = set()
+        self._answers: defaultdict[Seat, deque[float]] = defaultdict(
+            partial(deque, maxlen=_MOST_ANSWERS)
+        )
+        self._changed = False
+
+    def tells(self, seat: Seat, limits: OutlierLimits) -> bool:
+        """Whether a replica can be compared in it."""
+        return seat in self.known and len(self.known) > limits.siblings
+
+    def count(self, seat: Seat) -> int:
+        return len(self._answers[seat])
+
+    def add(self, seat: Seat, lateness: float) -> None:
+        self._answers[seat].append(lateness)
+        self._changed = True
+
+    def drop(self, seat: Seat) -> None:
+        self._answers.pop(seat, None)
+        self.known.pop(seat, None)
+        self.late.discard(seat)
+
+    def judge(self, limits: OutlierLimits) -> None:
+        """Find who is late in it, if anything came since that was done."""
+        if not self._changed:
+            return
+        self._changed = False
+        self.known = {seat: median(late) for seat, late in self._answers.items()}
+        # Only who is later than the middle of all needs a closer look.
+        bound = median(self.known.values() or [0.0]) + math.log(limits.ratio)
+        above = [seat for seat, late in self.known.items() if late > bound]
+        self.late = {seat for seat in above if self.is_late(seat, self.known[seat], limits)}
+
+    def is_late(self, seat: Seat, lateness: float, limits: OutlierLimits) -> bool:
+        """Whether a replica that is so late is an outlier among its siblings."""
+        others = [late for other, late in self.known.items() if other is not seat]
+        if len(others) < limits.siblings:
+            return False
+        bound = max(math.log(limits.ratio), limits.deviations * _spread(others))
+        return lateness - median(others) > bound
+
+
 class Outliers:
     """The replicas of one model."""
 
     def __init__(self, limits: OutlierLimits) -> None:
         self.limits = limits
         self._seats: set[Seat] = set()
+        self._spans: dict[int, _Span] = {}
         self._looked_at = float("-inf")
-        self._middle = 0.0
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -167,54 +204,67 @@ class Outliers:
     def leave(self, seat: Seat) -> None:
         """A replica's life has ended. Idempotent."""
         self._seats.discard(seat)
+        self._forget(seat)
 
     @property
     def ejected(self) -> int:
         """Replicas that are left out, those being tried included."""
         return sum(not seat.gate.closed for seat in self._seats)
 
-    def judge(self, seat: Seat, now: float) -> None:
-        """Eject a replica when it is an outlier and there is room for one more."""
-        if not self.limits.ratio:
+    def note(self, seat: Seat, lateness: float, sent_at: float, now: float) -> None:
+        """A request was answered; eject outliers, if there are any, about once a second."""
+        if not self.limits.ratio or seat not in self._seats:
             return
-        late = seat.lateness(now)
-        if late is None or late - self._usual(now) <= math.log(self.limits.ratio):
-            return
-        room = self.ejected + 1 <= int(len(self._seats) * self.limits.share)
-        if room and self._is_late(seat, late, now):
-            seat.gate.trip(now)
-            seat.forget()
-
-    def try_again(self, seat: Seat, late: float, now: float) -> None:
-        """The probe of an ejected replica was answered: take it back, or leave it out longer."""
-        if self._is_late(seat, late, now):
-            seat.gate.trip(now)
-            return
-        seat.gate.close()
-        seat.forget()
-
-    def _usual(self, now: float) -> float:
-        """The median of all, looked at once a second: enough to see who needs a closer look."""
+        number = self._number(sent_at)
+        if number not in self._spans:
+            self._spans[number] = _Span()
+        self._spans[number].add(seat, lateness)
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            known = self._known(self._seats, now)
-            self._middle = median(known) if known else 0.0
-        return self._middle
+            self._look(now)
 
-    def _is_late(self, seat: Seat, late: float, now: float) -> bool:
-        known = self._known(self._seats - {seat}, now)
-        if len(known) < self.limits.siblings:
-            return False
-        excess = late - median(known)
-        return excess > max(math.log(self.limits.ratio), self.limits.deviations * _spread(known))
+    def try_again(self, seat: Seat, lateness: float, sent_at: float, now: float) -> None:
+        """The probe of an ejected replica was answered: take it back, or leave it out longer."""
+        span = self._spans.get(self._number(sent_at), _Span())
+        span.judge(self.limits)
+        if span.is_late(seat, lateness, self.limits):
+            seat.gate.trip(now)
+        else:
+            seat.gate.close()
 
-    @staticmethod
-    def _known(seats: Iterable[Seat], now: float) -> list[float]:
-        found = [seat.lateness(now) for seat in seats]
-        return [each for each in found if each is not None]
+    def _number(self, instant: float) -> int:
+        return int(instant // self.limits.span_s)
+
+    def _look(self, now: float) -> None:
+        self._drop_old(now)
+        for span in self._spans.values():
+            span.judge(self.limits)
+        for seat in {seat for span in self._spans.values() for seat in span.late}:
+            room = self.ejected + 1 <= int(len(self._seats) * self.limits.share)
+            if room and self._stays_late(seat):
+                seat.gate.trip(now)
+                self._forget(seat)
+
+    def _stays_late(self, seat: Seat) -> bool:
+        newest_first = (self._spans[number] for number in sorted(self._spans, reverse=True))
+        told = [span for span in newest_first if span.tells(seat, self.limits)]
+        row = list(takewhile(lambda span: seat in span.late, told))
+        answers = sum(span.count(seat) for span in row)
+        return len(row) >= self.limits.spans and answers >= self.limits.samples
+
+    def _drop_old(self, now: float) -> None:
+        oldest = self._number(now - self.limits.window_s)
+        for number in [each for each in self._spans if each < oldest]:
+            del self._spans[number]
+
+    def _forget(self, seat: Seat) -> None:
+        """Start over with what comes from now on."""
+        for span in self._spans.values():
+            span.drop(seat)
 
 
-def _spread(known: list[float]) -> float:
+def _spread(values: Iterable[float]) -> float:
     """How far values lie apart, robustly: what a few odd ones are does not matter."""
-    middle = median(known)
-    return _NORMAL * median(abs(value - middle) for value in known)
+    values = list(values)
+    middle = median(values)
+    return _NORMAL * median(abs(value - middle) for value in values)

@@ -1,7 +1,7 @@
 """Outliers: a replica that answers late alone is left out; a fleet that is late is not."""
 
+import heapq
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def answer(seat: Seat, actual_s: float, now: float, predicted_s: float = 1.0) ->
     seat.on_sent(now).answered(predicted_s, actual_s, now)
 
 
-def run(seats: list[Seat], seconds: dict[int, float], now: float = 0.0, rounds: int = 20) -> float:
+def run(seats: list[Seat], seconds: dict[int, float], now: float = 0.0, rounds: int = 60) -> float:
     """Every seat answers, by default in the second that was predicted; return the time after."""
     for _ in range(rounds):
         now += 0.5
@@ -57,34 +57,59 @@ def test_milliseconds_are_no_lateness() -> None:
     assert outliers.ejected == 0
 
 
-def test_a_few_late_answers_are_not_enough() -> None:
+@pytest.mark.parametrize("late_s", [1.0, 5.0, 10.0])
+def test_a_burst_of_late_answers_is_not_enough(late_s: float) -> None:
     outliers, seats = seated(4)
-    now = run(seats, {})
-    for _ in range(LIMITS.samples):
-        answer(seats[0], 30.0, now)
-    assert outliers.ejected == 0, "its median is what it was"
-    fresh = outliers.join()
-    for _ in range(LIMITS.samples - 1):
-        answer(fresh, 30.0, now)
-    assert outliers.ejected == 0, "it has too few answers"
-    answer(fresh, 30.0, now)
+    for start in range(0, 300, 20):
+        now = run(seats, {0: 30.0}, start + 3.0, rounds=int(2 * late_s))
+        run(seats, {}, now, rounds=int(2 * (20 - late_s)))
+    assert outliers.ejected == 0
+
+
+def test_few_answers_are_not_enough_however_long_they_take_to_come() -> None:
+    outliers, seats = seated(4)
+    for step in range(LIMITS.samples):
+        assert outliers.ejected == 0
+        for seat in seats:
+            late_s = 6.0 if seat is seats[0] else 1.0
+            answer(seat, late_s, step * LIMITS.span_s + late_s)
+    run(seats[1:], {}, LIMITS.samples * LIMITS.span_s, rounds=10)
     assert outliers.ejected == 1
 
 
-def test_nobody_is_judged_without_siblings_to_compare_with() -> None:
+def test_only_requests_of_the_same_seconds_are_compared() -> None:
     outliers, seats = seated(4)
-    for step in range(40):
-        answer(seats[0], 50.0, step * 0.5)
-        answer(seats[1], 1.0, step * 0.5)
+    for step in range(240):
+        # All are late in busy moments; one is asked in them, the others in between.
+        busy = step // 10 % 2 == 0
+        for seat in seats[:1] if busy else seats[1:]:
+            late_s = 9.0 if busy else 0.5
+            answer(seat, late_s, step * 0.5 + late_s)
+    assert outliers.ejected == 0
+
+
+def test_seconds_without_siblings_tell_nothing_either_way() -> None:
+    outliers, seats = seated(4)
+    now = run(seats, {0: 4.0}, rounds=16)
+    now = run(seats[:1], {0: 4.0}, now, rounds=20)
+    assert outliers.ejected == 0
+    run(seats, {0: 4.0}, now, rounds=16)
+    assert outliers.ejected == 1
+
+
+def test_among_replicas_that_differ_widely_the_last_is_no_outlier() -> None:
+    outliers, seats = seated(4)
+    run(seats, {0: 0.5, 1: 1.0, 2: 4.0, 3: 8.0})
     assert outliers.ejected == 0
 
 
 def test_answers_of_long_ago_do_not_count() -> None:
     outliers, seats = seated(4)
-    now = run(seats, {})
-    for _ in range(LIMITS.samples):
-        answer(seats[3], 50.0, now + LIMITS.window_s + 1)
-    assert outliers.ejected == 0, "its siblings have said nothing lately"
+    now = run(seats, {0: 8.0}, rounds=30)
+    now = run(seats, {0: 8.0}, now + LIMITS.window_s, rounds=20)
+    assert outliers.ejected == 0
+    run(seats, {0: 8.0}, now, rounds=40)
+    assert outliers.ejected == 1
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 0), (3, 1), (4, 1), (6, 2), (9, 3)])
@@ -99,18 +124,28 @@ def test_no_more_than_a_third_is_left_out_at_once(count: int, most: int) -> None
 
 
 def test_one_request_tries_it_again_and_a_good_answer_takes_it_back() -> None:
-    outliers, seats = seated(4)
-    now = run(seats, {2: 8.0})
-    now = run(seats, {2: 8.0}, now, rounds=80)
-    assert not seats[2].gate.closed
-    while not seats[2].allows(now):
-        now = run(seats[:2] + seats[3:], {}, now, rounds=1)
+    outliers, seats = seated(4, OutlierLimits(eject_s=5.0))
+    now = 0.0
+    while seats[2].gate.closed:
+        now = run(seats, {2: 8.0}, now, rounds=1)
+    now = run(seats, {2: 8.0}, now, rounds=9)
+    assert not seats[2].allows(now)
+    now = run(seats[:2] + seats[3:], {}, now, rounds=1)
     trial = seats[2].on_sent(now)
     assert not seats[2].allows(now)
     trial.answered(1.0, 1.2, now)
     assert outliers.ejected == 0
-    answer(seats[2], 8.0, now)
+    run(seats, {2: 8.0}, now, rounds=10)
     assert outliers.ejected == 0, "what it did before is forgotten"
+
+
+def test_a_probe_is_not_judged_by_one_sibling() -> None:
+    outliers, seats = seated(3)
+    now = run(seats, {2: 8.0})
+    assert outliers.ejected == 1
+    now = run(seats[:1], {}, now, rounds=120)
+    seats[2].on_sent(now).answered(1.0, 8.0, now)
+    assert outliers.ejected == 0
 
 
 def test_a_late_probe_leaves_it_out_for_twice_as_long_and_a_lost_one_is_sent_again() -> None:
@@ -135,46 +170,113 @@ def test_who_leaves_is_counted_no_more() -> None:
     assert (len(outliers), outliers.ejected) == (3, 0)
 
 
-@given(st.integers(0, 10_000), st.floats(0.2, 1.3))
-def test_a_fleet_that_is_only_loaded_leaves_nobody_out(seed: int, load: float) -> None:
+class Replay:
+    """Answers in the order in which they come, to whoever is not left out."""
+
+    def __init__(self, count: int) -> None:
+        self.outliers, self.seats = seated(count)
+        self.ejected_at: dict[int, float] = {}
+        self._pending: list[tuple[float, int, float, float]] = []
+
+    def send(self, number: int, at: float, predicted_s: float, actual_s: float) -> None:
+        if self.seats[number].gate.closed:
+            heapq.heappush(self._pending, (at + actual_s, number, predicted_s, actual_s))
+
+    def go_on(self, now: float) -> None:
+        while self._pending and self._pending[0][0] <= now:
+            done, number, predicted_s, actual_s = heapq.heappop(self._pending)
+            self.seats[number].answered(predicted_s, actual_s, done, probes=False)
+            for late, seat in enumerate(self.seats):
+                if not seat.gate.closed:
+                    self.ejected_at.setdefault(late, done)
+
+
+SEEDS = st.integers(0, 10_000)
+
+
+@given(SEEDS, st.floats(0.2, 1.3), st.sampled_from([0.3, 1.0, 5.0]))
+def test_a_fleet_that_is_only_loaded_leaves_nobody_out(
+    seed: int, load: float, per_s: float
+) -> None:
     """Queues of equal replicas, up to more load than they can take; predictions as ours are."""
     chance = random.Random(seed)
-    outliers, seats = seated(5)
+    fleet = Replay(5)
     # What each gets to do is more or less like what its rate was learned from.
-    kinds = [chance.uniform(0.7, 1.4) for _ in seats]
-    free_at = [0.0] * len(seats)
-    pending: list[tuple[float, int, float, float]] = []
+    kinds = [chance.uniform(0.7, 1.4) for _ in fleet.seats]
+    free_at = [0.0] * 5
     now = 0.0
-    for _ in range(400):
-        now += chance.expovariate(len(seats) * load)
-        for done, number, predicted, sent in sorted(p for p in pending if p[0] <= now):
-            answer(seats[number], done - sent, done, predicted)
-        pending = [each for each in pending if each[0] > now]
-        number = min(chance.sample(range(len(seats)), 2), key=lambda one: free_at[one])
-        work = chance.expovariate(1.0)
+    for _ in range(800):
+        now += chance.expovariate(5 * load * per_s)
+        fleet.go_on(now)
+        number = min(chance.sample(range(5), 2), key=lambda one: free_at[one])
+        work = chance.expovariate(per_s)
         wait = max(0.0, free_at[number] - now)
-        guessed = (wait * chance.uniform(0.5, 1.5) + work * chance.uniform(0.6, 1.2)) * kinds[
-            number
-        ]
+        guessed = wait * chance.uniform(0.5, 1.5) + work * chance.uniform(0.6, 1.2)
         free_at[number] = now + wait + work
-        pending.append((free_at[number], number, guessed, now))
-    assert outliers.ejected == 0
+        fleet.send(number, now, guessed * kinds[number], wait + work)
+    assert not fleet.ejected_at
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_replica_five_times_slower_than_it_says_is_found_under_load(seed: int) -> None:
+@given(SEEDS, st.integers(3, 6))
+def test_bursts_that_hit_replicas_unevenly_leave_nobody_out(seed: int, count: int) -> None:
+    """Up to ten seconds long; nothing of what they do to a replica was predicted."""
     chance = random.Random(seed)
-    outliers, seats = seated(5)
-    sent: Counter[int] = Counter()
-    for step in range(300):
-        number = step % 5
-        if seats[number].allows(step * 0.2):
-            sent[number] += 1
-            late = 5.0 if number == 3 else 1.0
-            answer(seats[number], late * chance.uniform(0.6, 1.6), step * 0.2)
-    assert not seats[3].gate.closed
-    assert outliers.ejected == 1
-    assert sent[3] < 30
+    fleet = Replay(count)
+    now, begins, ends = 0.0, chance.uniform(0, 20), 0.0
+    hits = [0.1] * count
+    while now < 120:
+        now += chance.expovariate(30 if now < ends else 4)
+        fleet.go_on(now)
+        if now >= begins:
+            ends = now + chance.uniform(0.5, 10)
+            begins = ends + chance.uniform(10, 30)
+            hits = [chance.choice((0.1, 0.3, 1.0, 3.0, 10.0)) for _ in range(count)]
+        number = chance.randrange(count)
+        usual_s = hits[number] if now < ends else 0.1
+        fleet.send(number, now, 0.05, usual_s * chance.uniform(0.5, 1.5))
+    assert not fleet.ejected_at
+
+
+@given(SEEDS, st.integers(3, 8), st.floats(0.1, 20.0))
+def test_a_fleet_with_guessed_rates_leaves_nobody_out(seed: int, count: int, off: float) -> None:
+    """All rates are wrong by one factor, and each by its own besides."""
+    chance = random.Random(seed)
+    fleet = Replay(count)
+    own = [off * chance.uniform(0.6, 1.6) for _ in range(count)]
+    for step in range(60 * count):
+        now, number = step / count, step % count
+        fleet.go_on(now)
+        fleet.send(number, now, 1.0, own[number] * chance.uniform(0.7, 1.4))
+    assert not fleet.ejected_at
+
+
+@given(SEEDS, st.integers(3, 8))
+def test_a_cold_start_leaves_nobody_out(seed: int, count: int) -> None:
+    """What a replica is asked in its first ten seconds waits until they are over."""
+    chance = random.Random(seed)
+    fleet = Replay(count)
+    warm_at = [chance.choice((0.0, 10.0)) for _ in range(count)]
+    for step in range(40 * count):
+        now, number = step / count, step % count
+        fleet.go_on(now)
+        fleet.send(number, now, 0.1, max(0.0, warm_at[number] - now) + chance.uniform(0.1, 0.3))
+    assert not fleet.ejected_at
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("per_s", [2, 10])
+def test_a_replica_five_times_slower_than_it_says_is_found_in_half_a_minute(
+    seed: int, per_s: int
+) -> None:
+    chance = random.Random(seed)
+    fleet = Replay(5)
+    for step in range(90 * 5 * per_s):
+        now, number = step / (5 * per_s), step % 5
+        fleet.go_on(now)
+        slower = 5.0 if number == 3 and now > 40 else 1.0
+        fleet.send(number, now, 1.0, slower * chance.uniform(0.7, 1.4))
+    assert fleet.ejected_at.keys() == {3}
+    assert 50 < fleet.ejected_at[3] < 75
 
 
 def test_a_fitness_is_both_judges_and_says_what_speaks_against_a_replica() -> None:
