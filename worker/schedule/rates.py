@@ -19,7 +19,7 @@ _MOST = 2.0
 # ... once something is expected, after so many of its kind.
 _SURE = 4.0
 # The slope is at least this part of seconds over ids, or noise makes the rate infinite.
-_LEAST = 0.02
+_LEAST = 0.1
 # A rate learned from a start-up test alone would be far too low, and routers would send nothing
 # to change it.
 _ENOUGH_TOKENS = 64
