@@ -15,11 +15,13 @@ some that it told of.
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.fleet.changes import Change, Chunk, Cleared, Digest, Removed, Stored
+from router.fleet.held import Held
 from router.fleet.meters import Loss, Meters
+from router.fleet.untold import Untold
 from router.policy.choice import View
 from router.tree.meta_tree import FeedBroken, MetaTree
 from router.waits import Growing
@@ -30,11 +32,8 @@ STRIKES = 3
 STRIKE_WINDOW_S = 60.0
 REST_S = 5.0  # the first one; they double
 REST_MAX_S = 60.0
-HELD_KEYS_LIMIT = 1 << 17
 REORDER_WINDOW = 8  # changes that may come before one that is missing
 REORDER_S = 0.25  # and for how long
-MUTE_DIGESTS = 2  # blocks are reused, and not told of before so many digests: they never will be
-UNTOLD_LIMIT = 64
 
 _RESTS = Growing(REST_S, REST_MAX_S)
 
@@ -84,13 +83,10 @@ class Feed:
         self.view = View.DEGRADED
         self._stage = _Stage.OFF
         self._last = 0
-        self._held: dict[int, Change] = {}
-        self._held_keys = 0
-        self._held_digest: Digest | None = None
+        self._held = Held()
         self._progress_at = 0.0
         self._missing_since: float | None = None
-        self._untold: dict[int, int] = {}  # reused block -> digests since
-        self._mute = False
+        self._untold = Untold()
         self._strikes: deque[float] = deque()
         self._rests = 0  # in a row
         self._retry_at = 0.0
@@ -122,9 +118,8 @@ class Feed:
 
     def _reset(self, stage: _Stage, now: float) -> None:
         self._tree.clear(self.number)
-        self._forget_held()
-        self._untold.clear()
-        self._mute, self._missing_since = False, None
+        self._held, self._untold = Held(), Untold()
+        self._missing_since = None
         self._strikes.clear()
         self._rests = 0
         self._stage, self.view, self._progress_at = stage, View.DEGRADED, now
@@ -146,7 +141,7 @@ class Feed:
         except FeedBroken as error:
             self._lose(Loss.CONTRADICTION, str(error), now)
             return
-        self._heard(chunk.keys)
+        self._untold.told(chunk.keys)
         if chunk.last:
             self._complete(now)
 
@@ -156,7 +151,7 @@ class Feed:
             self._lose(Loss.GAP, f"change {sequence} came after {self._last}", now)
         if self._stage is not _Stage.LIVE:
             if self._stage in (_Stage.WAITING, _Stage.LOADING):
-                self._hold(sequence, change)
+                self._held.add(sequence, change)
             return
         if sequence == self._last + 1:
             self._apply(sequence, change, now)
@@ -165,7 +160,7 @@ class Feed:
         elif sequence > self._last:
             if self._missing_since is None:
                 self._doubt(f"change {sequence} came after {self._last}", now)
-            self._hold(sequence, change)
+            self._held.add(sequence, change)
 
     def on_reused(self, keys: Sequence[int]) -> None:
         """The replica said that it found these leading blocks of a prompt in its cache.
@@ -174,17 +169,15 @@ class Feed:
         """
         if self._stage is not _Stage.LIVE or not keys or self._tree.is_partial(self.number):
             return
-        if self._tree.holds(self.number, keys[-1]):
-            self._mute = False
+        told = self._tree.holds(self.number, keys[-1])
+        self._untold.reused(keys[-1], told=told)
+        if told:
             self._trust()
-        elif len(self._untold) < UNTOLD_LIMIT:
-            # It may still come: feeds are behind outputs on the link.
-            self._untold.setdefault(keys[-1], 0)
 
     def on_digest(self, digest: Digest, now: float) -> None:
         """The replica says what its cache holds."""
         if self._stage is not _Stage.LIVE:
-            self._held_digest = digest
+            self._held.digest = digest
             return
         if digest.sequence < self._last:
             return
@@ -195,7 +188,10 @@ class Feed:
             self._lose(Loss.DIGEST, "the digest differs", now)
         else:
             self._progress_at = now
-            self._count_untold(now)
+            if self._untold.proven():
+                self._meters.view_lost(Loss.MUTE)
+                logger.warning("replica hides its cache", extra={"replica": self._name})
+                self._distrust(View.DEGRADED, now)
             if not self._recent_strikes(now):
                 self._rests = 0
 
@@ -217,8 +213,8 @@ class Feed:
         self._stage = _Stage.LIVE
         self._missing_since = None
         self._trust()
-        held, digest = sorted(self._held.items()), self._held_digest
-        self._forget_held()
+        held, digest = self._held.in_order(), self._held.digest
+        self._held.clear()
         for sequence, change in held:
             self.on_change(sequence, change, now)
         if digest is not None:
@@ -227,39 +223,19 @@ class Feed:
     def _catch_up(self, now: float) -> None:
         """What came too early is in order now, as far as nothing else is missing."""
         while self._stage is _Stage.LIVE and self._last + 1 in self._held:
-            change = self._held.pop(self._last + 1)
-            self._held_keys -= len(change.keys) + 1
-            self._apply(self._last + 1, change, now)
+            self._apply(self._last + 1, self._held.pop(self._last + 1), now)
         if self._stage is _Stage.LIVE and not self._held:
             self._missing_since = None
             if self._strikes:
                 self._strikes.pop()  # nothing was lost
             self._trust()
 
-    def _heard(self, keys: Iterable[int]) -> None:
-        """It tells of these blocks."""
-        if self._untold:
-            for key in keys:
-                self._untold.pop(key, None)
-
-    def _count_untold(self, now: float) -> None:
-        """A proof came, and with it all that there was to tell before it."""
-        self._untold = {key: digests + 1 for key, digests in self._untold.items()}
-        if all(digests <= MUTE_DIGESTS for digests in self._untold.values()):
-            return
-        self._untold.clear()
-        if not self._mute:
-            self._mute = True
-            self._meters.view_lost(Loss.MUTE)
-            logger.warning("replica hides its cache", extra={"replica": self._name})
-            self._distrust(View.DEGRADED, now)
-
     def _apply(self, sequence: int, change: Change, now: float) -> None:
         try:
             match change:
                 case Stored():
                     self._tree.store(self.number, change.parent, change.keys)
-                    self._heard(change.keys)
+                    self._untold.told(change.keys)
                 case Removed():
                     self._tree.remove(self.number, change.keys)
                 case Cleared():
@@ -285,7 +261,7 @@ class Feed:
         if not doubted:
             self._strike(loss, why, now)
         if loss is not Loss.GAP:
-            self._forget_held()  # else what came after the gap may follow the repair
+            self._held.clear()  # else what came after the gap may follow the repair
         if self._recent_strikes(now) >= STRIKES or self.view is View.BLIND:
             self._rest(now)
             return
@@ -305,7 +281,7 @@ class Feed:
     def _rest(self, now: float) -> None:
         self._distrust(View.BLIND, now)
         self._stage = _Stage.RESTING
-        self._forget_held()
+        self._held.clear()
         self._rests += 1
         self._retry_at = now + _RESTS.seconds(self._rests)
 
@@ -315,7 +291,7 @@ class Feed:
 
     def _trust(self) -> None:
         """The view is whole, unless something is missing or hidden."""
-        doubted = self._mute or self._missing_since is not None
+        doubted = self._untold.mute or self._missing_since is not None
         self.view = View.DEGRADED if doubted else View.EXACT
 
     def _distrust(self, view: View, now: float) -> None:
@@ -328,17 +304,6 @@ class Feed:
         # What is booked there still comes.
         self._tree.clear(self.number, keep_marks=True)
         self._untold.clear()
-
-    def _hold(self, sequence: int, change: Change) -> None:
-        self._held_keys += len(change.keys) + 1
-        if self._held_keys > HELD_KEYS_LIMIT:
-            # The gap that this leaves shows when the snapshot is complete.
-            self._forget_held()
-            return
-        self._held[sequence] = change
-
-    def _forget_held(self) -> None:
-        self._held, self._held_keys, self._held_digest = {}, 0, None
 
     def _recent_strikes(self, now: float) -> int:
         while self._strikes and now - self._strikes[0] > STRIKE_WINDOW_S:

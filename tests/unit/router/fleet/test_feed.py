@@ -7,8 +7,6 @@ import pytest
 
 from router.fleet.changes import Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.feed import (
-    HELD_KEYS_LIMIT,
-    MUTE_DIGESTS,
     REORDER_S,
     REORDER_WINDOW,
     REST_MAX_S,
@@ -17,6 +15,8 @@ from router.fleet.feed import (
     Feed,
     Index,
 )
+from router.fleet.held import HELD_KEYS_LIMIT
+from router.fleet.untold import MUTE_DIGESTS
 from router.policy.choice import View
 from router.tree.meta_tree import BYTES_PER_KEY, BYTES_PER_RUN, MetaTree
 
@@ -242,7 +242,7 @@ def test_a_replica_that_never_sends_a_snapshot_ends_blind(rig: Rig) -> None:
 def test_what_is_held_back_is_bounded(rig: Rig) -> None:
     for sequence in range(1, 1000):
         rig.feed.on_change(sequence, Stored(0, range(1, 1000)), 0.0)
-        assert rig.feed._held_keys <= HELD_KEYS_LIMIT
+        assert rig.feed._held.size <= HELD_KEYS_LIMIT
     rig.snapshot(0, [])
     assert rig.view() is View.DEGRADED
 

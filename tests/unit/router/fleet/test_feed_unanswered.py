@@ -4,7 +4,8 @@ import operator
 from functools import reduce
 
 from router.fleet.changes import Chunk, Digest, Stored
-from router.fleet.feed import HELD_KEYS_LIMIT, REST_MAX_S, Feed, Index
+from router.fleet.feed import REST_MAX_S, Feed, Index
+from router.fleet.held import HELD_KEYS_LIMIT
 from router.policy.choice import View
 
 MINUTES = 20
@@ -53,7 +54,7 @@ def test_it_is_asked_at_a_bounded_rate_and_known_again_when_it_answers() -> None
         deaf.half_second()
         views.append(deaf.view())
         assert len(deaf.index.tree) == 0, "what follows a gap is no picture"
-        assert deaf.feed._held_keys <= HELD_KEYS_LIMIT
+        assert deaf.feed._held.size <= HELD_KEYS_LIMIT
     assert View.EXACT not in views
     assert views[-1] is View.BLIND
     assert views.index(View.BLIND) <= 120
