@@ -24,6 +24,7 @@ DEFAULT_BUDGET_BYTES = 512 * 2**20
 _MASKS_LIMIT = 1 << 16
 _SWEEP_PER_KEY = 4  # each stored key pays for so many runs of a sweep
 _SWEEP_STEP = 1024
+_DEAD_LIMIT = 512  # bits that may wait for a sweep; beyond them each pays its part of one
 _SLACK_LIMIT = 4096 * BYTES_PER_KEY
 _NO_MARKS: Mapping[int, int] = {}
 
@@ -94,6 +95,7 @@ class MetaTree:
         """Forget a replica for good, with its marks. Its number is never used again."""
         self._marks.forget(replica)
         self._holders.leave(replica)
+        self._pay()
 
     def clear(self, replica: int, *, keep_marks: bool = False) -> None:
         """The replica holds nothing any more, from now on; its digest starts anew.
@@ -107,6 +109,7 @@ class MetaTree:
             self._marks.move(replica, held.bit)
         else:
             self._marks.forget(replica)
+        self._pay()
 
     def mark(self, replica: int, keys: Sequence[int]) -> Marks:
         """A booking will bring a prompt's keys to a replica; what it holds already isn't marked.
@@ -358,6 +361,11 @@ class MetaTree:
             runs.trim(number, count)
         else:
             runs.drop(number)
+
+    def _pay(self) -> None:
+        """A bit was retired: where many were, sweep a little, lest masks grow without end."""
+        if self._holders.slot_count > _DEAD_LIMIT:
+            self.sweep(len(self._runs.masks) // _DEAD_LIMIT + 1)
 
     def _start_sweep(self) -> bool:
         self._runs.watched = self._holders.dead

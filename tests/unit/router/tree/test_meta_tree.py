@@ -187,6 +187,30 @@ def test_a_bit_is_used_again_only_after_its_sweep() -> None:
     assert tree.keys_of(two) == set()
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_bits_that_wait_for_a_sweep_are_bounded(leaves: bool) -> None:
+    tree = MetaTree()
+    chance = random.Random(5)
+
+    def store(replica: int) -> None:
+        tree.store(replica, 0, [chance.getrandbits(64) | 1])
+
+    steady, replica = tree.join(), tree.join()
+    for _ in range(20_000):
+        store(steady)
+    for _ in range(8_000):
+        store(replica)
+        if leaves:
+            tree.leave(replica)
+            replica = tree.join()
+        else:
+            tree.clear(replica)
+    assert tree.slot_count < 2_000
+    assert tree.digest(steady)[0] == 20_000
+    assert len(tree.keys_of(steady)) == 20_000
+    assert tree.keys_of(replica) == set()
+
+
 def test_who_takes_over_a_bit_is_not_taken_for_who_had_it() -> None:
     tree = MetaTree()
     replicas = [tree.join() for _ in range(3)]
