@@ -53,30 +53,25 @@ def of_no_known_kind(worker: FakeWorker) -> AttachResponse:
     return frame(event(worker))
 
 
-def with_columns_that_differ(worker: FakeWorker) -> AttachResponse:
+def snapshot(worker: FakeWorker, keys: list[int], parents: list[int]) -> AttachResponse:
     cache = worker.replicas[0].cache
     chunk = feed_pb2.SnapshotChunk(
         incarnation=cache.incarnation,
         as_of_sequence=cache.sequence,
         first=True,
         last=True,
-        keys=[1, 2, 3],
-        parents=[0],
+        keys=keys,
+        parents=parents,
     )
     return AttachResponse(snapshots=[chunk])
+
+
+def with_columns_that_differ(worker: FakeWorker) -> AttachResponse:
+    return snapshot(worker, [1, 2, 3], [0])
 
 
 def children_first(worker: FakeWorker) -> AttachResponse:
-    cache = worker.replicas[0].cache
-    chunk = feed_pb2.SnapshotChunk(
-        incarnation=cache.incarnation,
-        as_of_sequence=cache.sequence,
-        first=True,
-        last=True,
-        keys=[2, 1],
-        parents=[1, 0],
-    )
-    return AttachResponse(snapshots=[chunk])
+    return snapshot(worker, [2, 1], [1, 0])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """A tokenizer and a detokenizer that live, take everything and answer nothing."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,30 +98,29 @@ async def silent_tokenizer(model_dir: Path) -> AsyncGenerator[Silent]:
     """Run one that serves the model `tiny`."""
     info = tokenizer_pb.TokenizerInfo(model="tiny", fingerprint=tokenizer_fingerprint(model_dir))
     silent = Silent(tokenizer_pb.AttachResponse(info=info))
-    service = _Tokenizer(silent)
+    add = partial(tokenizer_grpc.add_TokenizerServiceServicer_to_server, _Tokenizer(silent))
     name = tokenizer_pb.DESCRIPTOR.services_by_name["TokenizerService"].full_name
-    add = tokenizer_grpc.add_TokenizerServiceServicer_to_server
-    server = Server("127.0.0.1:0", [(name, lambda target: add(service, target))])
-    silent.port = await server.start()
-    try:
+    async with _listening(silent, name, add):
         yield silent
-    finally:
-        await server.stop()
 
 
 @asynccontextmanager
 async def silent_detokenizer(model_dir: Path) -> AsyncGenerator[Silent]:
     """Run one that serves the model `tiny`."""
-    info = detokenizer_pb.DetokenizerInfo(
-        model="tiny", fingerprint=tokenizer_fingerprint(model_dir)
-    )
+    fingerprint = tokenizer_fingerprint(model_dir)
+    info = detokenizer_pb.DetokenizerInfo(model="tiny", fingerprint=fingerprint)
     silent = Silent(detokenizer_pb.AttachResponse(info=info))
-    service = _Detokenizer(silent)
+    add = partial(detokenizer_grpc.add_DetokenizerServiceServicer_to_server, _Detokenizer(silent))
     name = detokenizer_pb.DESCRIPTOR.services_by_name["DetokenizerService"].full_name
-    add = detokenizer_grpc.add_DetokenizerServiceServicer_to_server
-    server = Server("127.0.0.1:0", [(name, lambda target: add(service, target))])
+    async with _listening(silent, name, add):
+        yield silent
+
+
+@asynccontextmanager
+async def _listening(silent: Silent, name: str, add: Callable[..., None]) -> AsyncGenerator[None]:
+    server = Server("127.0.0.1:0", [(name, add)])
     silent.port = await server.start()
     try:
-        yield silent
+        yield
     finally:
         await server.stop()
