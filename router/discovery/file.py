@@ -48,24 +48,38 @@ class FileSource:
                 self._warn(error)
             else:
                 self._readable = True
-                self.look(content, publish)
+                if self._is_news(content):
+                    # A list of thousands takes so long that streams would notice.
+                    members = await asyncio.to_thread(self._parse, content)
+                    if members is not None:
+                        publish(members)
             await asyncio.sleep(self._interval_s)
 
     def look(self, content: bytes, publish: Callable[[Sequence[Member]], None]) -> None:
         """Take a reading; publish when it is new, whole and makes sense."""
+        if self._is_news(content):
+            members = self._parse(content)
+            if members is not None:
+                publish(members)
+
+    def _is_news(self, content: bytes) -> bool:
+        """Whether a reading is another one than was taken last, and whole; takes it then."""
         steady = content == self._last or self._taken is None
         self._last = content
         if content == self._taken or not steady:
-            return
+            return False
         self._taken = content
+        return True
+
+    def _parse(self, content: bytes) -> list[Member] | None:
+        """Return what a reading lists; None, with a warning, where it makes no sense."""
         try:
-            members = parse_listing(content, self._section)
+            return parse_listing(content, self._section)
         except ValueError as error:
             logger.warning(
                 "the list stays as it was", extra={"source": self.name, "error": str(error)}
             )
-            return
-        publish(members)
+            return None
 
     def _warn(self, error: OSError) -> None:
         if self._readable:

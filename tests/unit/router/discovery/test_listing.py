@@ -61,6 +61,7 @@ def test_nobody_must_be_said(content: bytes) -> None:
         b'- "\\uD800:1"',
         b'- {address: h:1, name: "a\\nb"}',
         b'- {address: h:1, name: "\\uD800"}',
+        b"[" * 100_000,
         b"workers: [h:1]",
         b"groups: h:1",
         b"groups:",
@@ -69,6 +70,18 @@ def test_nobody_must_be_said(content: bytes) -> None:
 def test_anything_else_is_refused_with_a_reason(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_listing(content, "groups")
+
+
+def test_what_a_file_repeats_is_not_written_out() -> None:
+    names = "abcdefgh"
+    nested = ", ".join(
+        f"&{name} [{', '.join([f'*{before}'] * 9)}]" if before else f"&{name} [1]"
+        for before, name in zip(("", *names), names, strict=False)
+    )
+    content = f"- [{nested}]".encode()
+    with pytest.raises(ValueError, match="is neither") as caught:
+        parse_listing(content, "groups")
+    assert len(str(caught.value)) < 10_000
 
 
 def looks(*readings: bytes) -> list[list[str]]:
