@@ -1,7 +1,8 @@
-"""A door that keeps work away from somebody for a while. Pure: instants come as `now`.
+"""Keeps work away from somebody for a while. Pure: instants come as `now`.
 
-Closed, it lets all through; open, nobody, for a time that grows; after that one
-request, as a probe, and what becomes of that decides. Whoever owns the gate judges.
+The words are those of circuit breakers: closed, all pass; open, nobody does, for a time that
+grows; half open, one request does, as a probe, and what becomes of it decides. Whoever owns the
+gate judges.
 """
 
 import enum
@@ -21,8 +22,8 @@ class Gate:
     """Lets all through, or none, or one.
 
     Args:
-        open_s: How long it is open for the first time.
-        most_open_s: For the longest time.
+        open_s: How long it is open the first time.
+        most_open_s: The longest that it is open.
     """
 
     def __init__(self, open_s: float, most_open_s: float) -> None:
