@@ -132,11 +132,6 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[_Call] = set()
 
-    @property
-    def supervised(self) -> int:
-        """Requests whose supervisor has not ended."""
-        return len(self._tasks)
-
     def models(self) -> Sequence[ModelInfo]:
         """Return the served models."""
         return self._fleet.models()

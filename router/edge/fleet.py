@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from radixmesh.errors import InvalidRequest
 from radixmesh.router.v1 import fleet_service_pb2 as pb
@@ -136,10 +137,7 @@ def watch_interval_s(request: pb.WatchFleetRequest) -> float:
     """
     if not request.HasField("min_interval"):
         return WATCH_INTERVAL_S
-    wanted_s = request.min_interval.seconds + request.min_interval.nanos / 1e9
-    if wanted_s < 0:
-        raise InvalidRequest("min_interval must not be negative", field="min_interval")
-    return max(WATCH_INTERVAL_MIN_S, wanted_s)
+    return max(WATCH_INTERVAL_MIN_S, _seconds(request.min_interval, "min_interval"))
 
 
 def drain_within_s(request: pb.DrainGroupRequest) -> float | None:
@@ -150,10 +148,14 @@ def drain_within_s(request: pb.DrainGroupRequest) -> float | None:
     """
     if not request.HasField("deadline"):
         return None
-    within_s = request.deadline.seconds + request.deadline.nanos / 1e9
-    if within_s < 0:
-        raise InvalidRequest("deadline must not be negative", field="deadline")
-    return float(within_s)
+    return _seconds(request.deadline, "deadline")
+
+
+def _seconds(wanted: Duration, field: str) -> float:
+    seconds: float = wanted.seconds + wanted.nanos / 1e9
+    if seconds < 0:
+        raise InvalidRequest(f"{field} must not be negative", field=field)
+    return seconds
 
 
 def to_replica(view: ReplicaView) -> pb.Replica:
