@@ -6,7 +6,6 @@ mounted ConfigMap, a network file system and an editor do, and a small file cost
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from router.discovery.listing import parse_listing
@@ -48,19 +47,15 @@ class FileSource:
                 self._warn(error)
             else:
                 self._readable = True
-                if self._is_news(content):
-                    # A list of thousands takes so long that streams would notice.
-                    members = await asyncio.to_thread(self._parse, content)
-                    if members is not None:
-                        publish(members)
+                # A list of thousands takes so long that streams would notice.
+                members = await asyncio.to_thread(self.look, content)
+                if members is not None:
+                    publish(members)
             await asyncio.sleep(self._interval_s)
 
-    def look(self, content: bytes, publish: Callable[[Sequence[Member]], None]) -> None:
-        """Take a reading; publish when it is new, whole and makes sense."""
-        if self._is_news(content):
-            members = self._parse(content)
-            if members is not None:
-                publish(members)
+    def look(self, content: bytes) -> list[Member] | None:
+        """Take a reading; return what it lists if it is new, whole and makes sense."""
+        return self._parse(content) if self._is_news(content) else None
 
     def _is_news(self, content: bytes) -> bool:
         """Whether a reading is another one than was taken last, and whole; takes it then."""

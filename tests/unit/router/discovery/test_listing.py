@@ -86,11 +86,9 @@ def test_what_a_file_repeats_is_not_written_out() -> None:
 
 def looks(*readings: bytes) -> list[list[str]]:
     """What a source publishes when a file reads like this, one after the other."""
-    published: list[list[str]] = []
     source = FileSource(Path("members.yaml"), "groups")
-    for content in readings:
-        source.look(content, lambda members: published.append(addresses(members)))
-    return published
+    found = [source.look(content) for content in readings]
+    return [addresses(members) for members in found if members is not None]
 
 
 def test_the_first_reading_counts_at_once_and_a_change_when_it_stands_still() -> None:
