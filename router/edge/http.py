@@ -23,8 +23,8 @@ from radixmesh import __version__
 from radixmesh.errors import InvalidRequest, MeshError, ModelNotServed
 from router.edge.admission import LINGER_S, WRITE_TIMEOUT_S
 from router.edge.answers import Answer, Head
+from router.edge.entrance import REQUEST_ID_HEADER, Entrance
 from router.edge.exchange import Exchange, as_mesh_error, encode, merged
-from router.edge.gate import REQUEST_ID_HEADER, Gate
 from router.edge.openai import Ask, read_chat, read_completion
 from router.edge.openai_errors import error_body, error_headers, status_of
 from router.edge.styles import ChatStyle, CompletionStyle, Style
@@ -125,7 +125,7 @@ def build_http(
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http_exception)
     # The last one added is the outermost: browsers must see errors of the others too.
-    app.add_middleware(Gate, api_key=limits.api_key, clock=clock)
+    app.add_middleware(Entrance, api_key=limits.api_key, clock=clock)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(limits.cors_origins),

@@ -18,7 +18,7 @@ _CLEAN_ID: Final = re.compile(r"[!-~]{1,128}")
 _PROTECTED: Final = "/v1/"
 
 
-class Gate:
+class Entrance:
     """Gives every request an id and every answer a date; wants the API key under /v1."""
 
     def __init__(self, app: ASGIApp, *, api_key: str, clock: Callable[[], float]) -> None:
