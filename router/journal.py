@@ -23,7 +23,7 @@ class Verdict(enum.Enum):
 
     TAKEN = enum.auto()
     DROPPED = enum.auto()
-    # The current attempt skipped a position: nothing it sends can be used any more.
+    # The current attempt skipped a position, or sent what can't be: no more of it can be used.
     GAP = enum.auto()
 
 
@@ -56,6 +56,7 @@ class Journal:
         stop_ids: Ids that end the output once it has `min_tokens` ids.
         min_tokens: No end of any kind before so many ids.
         logprobs: Whether log probabilities are kept and released with the text.
+        vocab_size: Ids are below it; 0 when not known.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class Journal:
         stop_ids: Iterable[int] = (),
         min_tokens: int = 0,
         logprobs: bool = False,
+        vocab_size: int = 0,
     ) -> None:
         self._limit = limit
         self._stop_ids = frozenset(stop_ids)
         self._min_tokens = min_tokens
         self._wants_logprobs = logprobs
+        self._vocab_size = vocab_size
         self._ids = bytearray()
         self._logprobs: list[float] = []
         self._attempt = 0
@@ -162,7 +165,7 @@ class Journal:
         """
         if attempt != self._attempt or self.complete or position < self.position:
             return Verdict.DROPPED
-        if position > self.position or len(ids) % ID_BYTES:
+        if position > self.position or not self._can_be(ids, finish):
             return Verdict.GAP
         self._ids += ids
         if self._wants_logprobs:
@@ -170,6 +173,15 @@ class Journal:
             self._logprobs.extend(logprobs if len(logprobs) == count else [float("nan")] * count)
         self._worker_finish = _reason(finish) if finish else self._own_finish(ids)
         return Verdict.TAKEN
+
+    def _can_be(self, ids: bytes, finish: int) -> bool:
+        """Whether a worker that is right may send this at the next position."""
+        if len(ids) % ID_BYTES or self.position + len(ids) // ID_BYTES > self._limit:
+            return False
+        if not ids:
+            # A stop id comes with the word that it is one.
+            return finish != FinishReason.STOP_TOKEN
+        return not self._vocab_size or max(unpack_ids(ids)) < self._vocab_size
 
     def _own_finish(self, ids: bytes) -> FinishReason | None:
         # A worker that died after its last id may not have said so.

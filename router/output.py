@@ -163,8 +163,9 @@ class Output:
         if verdict is Verdict.DROPPED:
             return
         if verdict is Verdict.GAP:
+            attempt.booking.failed(GroupLost.reason)
             attempt.free()
-            self.lose_attempt(attempt, GroupLost("a replica skipped an output position"))
+            self.lose_attempt(attempt, GroupLost("a replica sent ids that can't be"))
             return
         self._last = attempt
         if self.reader is not None:

@@ -65,6 +65,7 @@ class Plan:
             stop_ids=(*sampling.stop_token_ids, *ends),
             min_tokens=sampling.min_tokens,
             logprobs=sampling.logprobs,
+            vocab_size=self.model.vocab_size,
         )
 
     def ask(self, output: Output | None = None, home: Home | None = None) -> Ask:

@@ -63,17 +63,22 @@ class GroupEvents(Protocol):
 class Entry:
     """One output on the link: its sink, its booking, and that both end once."""
 
-    __slots__ = ("_on_started", "booking", "entry_id", "sink")
+    __slots__ = ("_started", "booking", "entry_id", "sink")
 
     def __init__(self, sink: WorkerSink, booking: Booking) -> None:
         self.sink = sink
         self.booking = booking
         self.entry_id = 0
+        self._started = False
 
     def on_started(self, cached_tokens: int, waited_s: float) -> None:
-        """Its prefill began."""
-        self.booking.started(cached_tokens)
-        self.sink.on_started(cached_tokens, waited_s)
+        """Its prefill began, once; it can't have found more than there are blocks of the prompt."""
+        if self._started:
+            return
+        self._started = True
+        found = min(cached_tokens, self.booking.prompt_blocks * self.booking.block_tokens)
+        self.booking.started(found)
+        self.sink.on_started(found, waited_s)
 
     def on_failed(self, error: MeshError, /) -> None:
         """It ended by an error."""
