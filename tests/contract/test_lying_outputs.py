@@ -18,6 +18,7 @@ from tests.fakes.router_mesh import RouterMesh, run_mesh
 from tests.fakes.worker import STOP_TOKEN, FakeWorker
 
 PROMPT, COUNT, HONEST = "Once upon a time there was a fox.", 12, 3
+READY = fleet_service_pb2.REPLICA_PHASE_READY
 Says = Callable[["Liar", int, Any], None]
 
 
@@ -56,14 +57,11 @@ async def lied_to(model_dir: Path, says: Says) -> AsyncGenerator[RouterMesh]:
     async with Liar(**tokens) as liar:
         liar.says = says
         async with run_mesh(model_dir, workers=1, extra_groups=(f"liar={liar.address}",)) as mesh:
-            async for said in mesh.fleet.WatchFleet(
-                fleet_service_pb2.WatchFleetRequest(), timeout=5
-            ):
-                if (
-                    sum(one.phase == fleet_service_pb2.REPLICA_PHASE_READY for one in said.replicas)
-                    > 1
-                ):
+            watching = mesh.fleet.WatchFleet(fleet_service_pb2.WatchFleetRequest(), timeout=5)
+            async for said in watching:
+                if sum(one.phase == READY for one in said.replicas) == 2:
                     break
+            watching.cancel()
             yield mesh
 
 

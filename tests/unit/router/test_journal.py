@@ -90,6 +90,20 @@ def test_an_output_that_is_at_its_end_is_complete_though_the_worker_died_before_
     assert one.finish_reason is reason
 
 
+@pytest.mark.parametrize(
+    ("ids", "finish"),
+    [((5, 6, 7, 8), 0), ((5, 9), 0), ((9,), FinishReason.LENGTH), ((), FinishReason.STOP_TOKEN)],
+)
+def test_ids_that_can_not_be_are_a_gap_and_change_nothing(
+    ids: tuple[int, ...], finish: int
+) -> None:
+    one = journal(limit=3, vocab_size=9)
+    assert taken(one, one.begin_attempt(), 0, *ids, finish=finish) is Verdict.GAP
+    assert one.position == 0
+    assert not one.complete
+    assert taken(one, one.begin_attempt(), 0, 5, 6, 8) is Verdict.TAKEN
+
+
 def test_an_end_for_a_reason_from_the_future_is_an_end() -> None:
     one = journal()
     taken(one, one.begin_attempt(), 0, 5, finish=9)
