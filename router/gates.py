@@ -7,7 +7,7 @@ gate judges.
 
 import enum
 
-from router.waits import Growing
+from radixmesh.waits import Growing
 
 
 class State(enum.IntEnum):

@@ -6,7 +6,7 @@ Pure: knows errors and places; no clock, no fleet.
 from dataclasses import dataclass
 
 from radixmesh.errors import RESUMABLE, GroupLost, MeshError, RequestPoisoned, Unavailable
-from router.waits import Growing
+from radixmesh.waits import Growing
 
 # A replica in one of its lives: group, dp_rank, incarnation.
 Place = tuple[str, int, int]

@@ -1,21 +1,19 @@
 """One dial of a link: connect, exchange hellos, hang up. Knows no entry; `link.py` dials again."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
-import tenacity
 
 from radixmesh.errors import LinkLost
 from radixmesh.rpc.channel import open_channel
-from radixmesh.rpc.frames import Frame, LinkLimits, Peer, introduced
+from radixmesh.rpc.frames import Frame, Peer, introduced
 from radixmesh.rpc.pump import lost
 
-__all__ = ["Attach", "Backoff", "Dialled", "dial"]
+__all__ = ["Attach", "Dialled", "dial"]
 
 Down = TypeVar("Down", bound=Frame)
 Up = TypeVar("Up", bound=Frame)
@@ -70,24 +68,3 @@ async def _greet(call: grpc.aio.StreamStreamCall[Down, Up], greeting: Down, time
     if first is grpc.aio.EOF:
         raise LinkLost("the peer closed the link before its hello")
     return first  # type: ignore[no-any-return]
-
-
-class Backoff:
-    """Waits between dials: a random part of a window that doubles up to a limit."""
-
-    def __init__(self, limits: LinkLimits, rng: random.Random) -> None:
-        self._window = tenacity.wait_exponential(
-            multiplier=limits.backoff_initial_s, max=limits.backoff_max_s
-        )
-        self._rng = rng
-        self._state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
-
-    def next_s(self) -> float:
-        """Return the next wait in seconds."""
-        window = self._window(self._state)
-        self._state.attempt_number += 1
-        return self._rng.uniform(0, window)
-
-    def reset(self) -> None:
-        """Start over: the last connection was good."""
-        self._state.attempt_number = 1

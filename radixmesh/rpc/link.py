@@ -20,13 +20,14 @@ from radixmesh.errors import (
     MeshError,
     NotSupported,
 )
-from radixmesh.rpc.dial import Attach, Backoff, Dialled, dial
+from radixmesh.rpc.dial import Attach, Dialled, dial
 from radixmesh.rpc.frames import DEFAULT_LIMITS, Frame, Identity, LinkLimits, Peer, hello
 from radixmesh.rpc.lanes import Lane
 from radixmesh.rpc.pump import Pump
 from radixmesh.rpc.serve import serve_link
 from radixmesh.rpc.session import Handler, Session
 from radixmesh.rpc.status import conceal, from_failure
+from radixmesh.waits import Backoff
 
 __all__ = [
     "Handler",
@@ -109,7 +110,9 @@ class Link(Generic[Down, Up, S]):
         self._listener = listener
         self._identity = identity
         self._limits = limits
-        self._backoff = Backoff(limits, rng or random.Random())
+        self._backoff = Backoff(
+            limits.backoff_initial_s, limits.backoff_max_s, rng or random.Random()
+        )
         self._pump: Pump[Down, Up] | None = None
         self._entries: dict[int, S] = {}
         self.entries: Mapping[int, S] = MappingProxyType(self._entries)

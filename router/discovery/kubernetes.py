@@ -16,8 +16,7 @@ from typing import Any, Final, cast
 import aiohttp
 from kubernetes_asyncio import client, config
 
-from radixmesh.rpc.dial import Backoff
-from radixmesh.rpc.link import LinkLimits
+from radixmesh.waits import Backoff
 from router.discovery.endpoints import Slice, members_of
 from router.discovery.lookup import ALL_NAMESPACES, Wanted
 from router.discovery.member import Publish
@@ -31,6 +30,8 @@ LIST_TIMEOUT_S: Final = 10.0
 STALE_PAUSE_S: Final = 0.5
 # Thousands of pods change one by one in a rollout; each list is looked at whole.
 PUBLISH_PAUSE_S: Final = 0.05
+BACKOFF_S: Final = 0.2
+BACKOFF_MAX_S: Final = 5.0
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _GONE = 410
 _JITTER = 0.2
@@ -174,8 +175,7 @@ class KubernetesSource:
         self._api = api
         self._resync_s = resync_s
         self._rng = rng
-        limits = LinkLimits(backoff_initial_s=0.2, backoff_max_s=5.0)
-        self._backoff = Backoff(limits, rng)
+        self._backoff = Backoff(BACKOFF_S, BACKOFF_MAX_S, rng)
         self._failing = False
 
     async def run(self, publish: Publish) -> None:

@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from radixmesh.waits import Growing
 from router.fleet.changes import Change, Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.held import Held
 from router.fleet.meters import Loss, Meters
 from router.fleet.untold import Untold
 from router.policy.choice import View
 from router.tree.meta_tree import FeedBroken, MetaTree
-from router.waits import Growing
 
 SNAPSHOT_TIMEOUT_S = 10.0  # without progress
 SILENCE_S = 15.0  # without a digest, which comes at every heartbeat
