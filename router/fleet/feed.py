@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from radixmesh.waits import Growing
 from router.fleet.changes import Change, Chunk, Cleared, Digest, Removed, Stored
 from router.fleet.held import Held
-from router.fleet.meters import Loss, Meters
+from router.fleet.meters import Meters, ViewLoss
 from router.fleet.untold import Untold
 from router.policy.choice import View
 from router.tree.meta_tree import FeedBroken, MetaTree
@@ -139,7 +139,7 @@ class Feed:
         try:
             self._tree.store_pairs(self.number, chunk.keys, chunk.parents)
         except FeedBroken as error:
-            self._lose(Loss.CONTRADICTION, str(error), now)
+            self._lose(ViewLoss.CONTRADICTION, str(error), now)
             return
         self._untold.told(chunk.keys)
         if chunk.last:
@@ -148,7 +148,7 @@ class Feed:
     def on_change(self, sequence: int, change: Change, now: float) -> None:
         """A numbered change came."""
         if self._stage is _Stage.LIVE and sequence > self._last + 1 + REORDER_WINDOW:
-            self._lose(Loss.GAP, f"change {sequence} came after {self._last}", now)
+            self._lose(ViewLoss.GAP, f"change {sequence} came after {self._last}", now)
         if self._stage is not _Stage.LIVE:
             if self._stage in (_Stage.WAITING, _Stage.LOADING):
                 self._held.add(sequence, change)
@@ -183,13 +183,13 @@ class Feed:
             return
         if digest.sequence > self._last:
             why = f"a digest of change {digest.sequence} came after {self._last}"
-            self._lose(Loss.GAP, why, now)
+            self._lose(ViewLoss.GAP, why, now)
         elif (digest.block_count, digest.xor_keys) != self._tree.digest(self.number):
-            self._lose(Loss.DIGEST, "the digest differs", now)
+            self._lose(ViewLoss.DIGEST, "the digest differs", now)
         else:
             self._progress_at = now
             if self._untold.proven():
-                self._meters.view_lost(Loss.MUTE)
+                self._meters.view_lost(ViewLoss.MUTE)
                 logger.warning("replica hides its cache", extra={"replica": self._name})
                 self._distrust(View.DEGRADED, now)
             if not self._recent_strikes(now):
@@ -199,11 +199,11 @@ class Feed:
         """Notice what did not come."""
         silent_s = now - self._progress_at
         if self._stage in (_Stage.WAITING, _Stage.LOADING) and silent_s > SNAPSHOT_TIMEOUT_S:
-            self._lose(Loss.SILENCE, "the snapshot is late", now)
+            self._lose(ViewLoss.SILENCE, "the snapshot is late", now)
         elif self._stage is _Stage.LIVE and silent_s > SILENCE_S:
-            self._lose(Loss.SILENCE, "the feed is silent", now)
+            self._lose(ViewLoss.SILENCE, "the feed is silent", now)
         elif self._missing_since is not None and now - self._missing_since > REORDER_S:
-            self._lose(Loss.GAP, f"change {self._last + 1} is missing", now)
+            self._lose(ViewLoss.GAP, f"change {self._last + 1} is missing", now)
         elif self._stage is _Stage.RESTING and now >= self._retry_at:
             self._stage, self._progress_at = _Stage.WAITING, now
             self._request()
@@ -241,26 +241,26 @@ class Feed:
                 case Cleared():
                     self._tree.clear(self.number)
         except FeedBroken as error:
-            self._lose(Loss.CONTRADICTION, str(error), now)
+            self._lose(ViewLoss.CONTRADICTION, str(error), now)
         else:
             self._last = sequence
             self._meters.applied(change)
 
     def _doubt(self, why: str, now: float) -> None:
         """A change is missing: trust the view no more, ask, and keep it for a moment."""
-        self._strike(Loss.GAP, why, now)
+        self._strike(ViewLoss.GAP, why, now)
         self._distrust(View.DEGRADED, now)
         self._missing_since = now
         self._request()
 
-    def _lose(self, loss: Loss, why: str, now: float) -> None:
+    def _lose(self, loss: ViewLoss, why: str, now: float) -> None:
         """The view can't be trusted: drop it; ask again, or rest after too many times."""
         doubted = self._missing_since is not None
         self._drop_view()
         self._missing_since = None
         if not doubted:
             self._strike(loss, why, now)
-        if loss is not Loss.GAP:
+        if loss is not ViewLoss.GAP:
             self._held.clear()  # else what came after the gap may follow the repair
         if self._recent_strikes(now) >= STRIKES or self.view is View.BLIND:
             self._rest(now)
@@ -270,7 +270,7 @@ class Feed:
         if not doubted:
             self._request()
 
-    def _strike(self, loss: Loss, why: str, now: float) -> None:
+    def _strike(self, loss: ViewLoss, why: str, now: float) -> None:
         self._meters.view_lost(loss)
         self._strikes.append(now)
         strikes = self._recent_strikes(now)

@@ -11,7 +11,7 @@ from router.fleet.fitness import Stance
 _KINDS: dict[type[Change], str] = {Stored: "stored", Removed: "removed", Cleared: "cleared"}
 
 
-class Loss(enum.Enum):
+class ViewLoss(enum.Enum):
     """Why a view can't be trusted any more."""
 
     GAP = enum.auto()  # a change is missing
@@ -29,7 +29,7 @@ class Meters:
         events = self._metrics.feed_events
         self._events = {kind: events.labels(name) for kind, name in _KINDS.items()}
         losses = self._metrics.view_losses
-        self._losses = {loss: losses.labels(loss.name.lower()) for loss in Loss}
+        self._losses = {loss: losses.labels(loss.name.lower()) for loss in ViewLoss}
 
     def chosen(self, policy: str, seconds: float) -> None:
         """A policy placed a request; looking up and pricing took so long."""
@@ -44,7 +44,7 @@ class Meters:
         """A replica's cache changed, and so did its view."""
         self._events[type(change)].inc()
 
-    def view_lost(self, loss: Loss) -> None:
+    def view_lost(self, loss: ViewLoss) -> None:
         """A replica's view can't be trusted any more."""
         self._losses[loss].inc()
 
