@@ -30,7 +30,7 @@ class _ReplicaPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaP
     REPLICA_PHASE_UNSPECIFIED: _ReplicaPhase.ValueType  # 0
     """Unknown."""
     REPLICA_PHASE_CONNECTING: _ReplicaPhase.ValueType  # 1
-    """The link is down or the first snapshot is not complete."""
+    """The link is down, or the first snapshot is not complete and not late."""
     REPLICA_PHASE_READY: _ReplicaPhase.ValueType  # 2
     """Gets requests."""
     REPLICA_PHASE_DRAINING: _ReplicaPhase.ValueType  # 3
@@ -44,7 +44,7 @@ class ReplicaPhase(_ReplicaPhase, metaclass=_ReplicaPhaseEnumTypeWrapper):
 REPLICA_PHASE_UNSPECIFIED: ReplicaPhase.ValueType  # 0
 """Unknown."""
 REPLICA_PHASE_CONNECTING: ReplicaPhase.ValueType  # 1
-"""The link is down or the first snapshot is not complete."""
+"""The link is down, or the first snapshot is not complete and not late."""
 REPLICA_PHASE_READY: ReplicaPhase.ValueType  # 2
 """Gets requests."""
 REPLICA_PHASE_DRAINING: ReplicaPhase.ValueType  # 3

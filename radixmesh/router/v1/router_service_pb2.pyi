@@ -32,7 +32,9 @@ class _ViewStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ViewState.V
     VIEW_STATE_EXACT: _ViewState.ValueType  # 1
     """Proven equal to the replica's cache at the last digest."""
     VIEW_STATE_DEGRADED: _ViewState.ValueType  # 2
-    """Predicted from this router's own routing until a new snapshot is complete."""
+    """Predicted from this router's own routing, until a new snapshot is complete or
+    while the replica reuses blocks of which it never told.
+    """
     VIEW_STATE_BLIND: _ViewState.ValueType  # 3
     """Load only."""
 
@@ -44,7 +46,9 @@ VIEW_STATE_UNSPECIFIED: ViewState.ValueType  # 0
 VIEW_STATE_EXACT: ViewState.ValueType  # 1
 """Proven equal to the replica's cache at the last digest."""
 VIEW_STATE_DEGRADED: ViewState.ValueType  # 2
-"""Predicted from this router's own routing until a new snapshot is complete."""
+"""Predicted from this router's own routing, until a new snapshot is complete or
+while the replica reuses blocks of which it never told.
+"""
 VIEW_STATE_BLIND: ViewState.ValueType  # 3
 """Load only."""
 Global___ViewState: _TypeAlias = ViewState  # noqa: Y015
