@@ -40,16 +40,7 @@ async def supervise(
     Raises:
         ServiceFailed: One can't start, again and again; all have ended.
     """
-    children = [
-        Child(
-            f"router-{number}",
-            command(flags, settings, number),
-            say=say,
-            grace_s=settings.settle_s + settings.drain_grace_s + ENDS_S,
-            backoff=Backoff(tries=TRIES),
-        )
-        for number in range(settings.processes)
-    ]
+    children = [_child(flags, settings, number, say) for number in range(settings.processes)]
     failures: list[ServiceFailed] = []
     failed = asyncio.Event()
 
@@ -67,6 +58,16 @@ async def supervise(
         await asyncio.gather(*(child.stop() for child in children))
     if failures:
         raise failures[0]
+
+
+def _child(flags: Sequence[str], settings: RouterSettings, number: int, say: Say) -> Child:
+    return Child(
+        f"router-{number}",
+        command(flags, settings, number),
+        say=say,
+        grace_s=settings.settle_s + settings.drain_grace_s + ENDS_S,
+        backoff=Backoff(tries=TRIES),
+    )
 
 
 async def _first(*events: asyncio.Event) -> None:
