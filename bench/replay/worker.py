@@ -19,7 +19,7 @@ decoding costs nothing. It is what prefill-only studies of routing use.
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from bench.replay.cache import BlockCache, Chain
 from bench.replay.clock import Clock
 from bench.replay.job import Job, ReplayError, reusable_blocks
 from router.fleet.changes import Change
+from worker.schedule.expected import Expected, common
 from worker.schedule.rates import Rates
 
 _TOGETHER_S = 0.5
@@ -77,11 +78,13 @@ class Entry:
         on_first: Told at the end of its prefill.
         on_end: Told when its output is whole.
         computed: Prompt ids that it computed; known when it has joined.
-        uncached: Prompt ids to compute, as it looked when it came.
+        uncached: Prompt ids to compute, as it looked when it came; what a sibling computes
+            counts only there.
+        brings: Keys of blocks that were not cached then.
         done: Prompt ids that are computed or were found.
     """
 
-    __slots__ = ("chain", "computed", "done", "job", "on_end", "on_first", "uncached")
+    __slots__ = ("brings", "chain", "computed", "done", "job", "on_end", "on_first", "uncached")
 
     def __init__(self, job: Job, on_first: Callable[[], None], on_end: Callable[[], None]) -> None:
         self.job = job
@@ -89,6 +92,7 @@ class Entry:
         self.on_end = on_end
         self.computed = self.uncached = self.done = 0
         self.chain: Chain | None = None
+        self.brings: Sequence[int] = ()
 
     @property
     def remaining(self) -> int:
@@ -119,6 +123,7 @@ class Worker:
         self._rates = Rates()
         self._waiting: deque[Entry] = deque()
         self._waiting_uncached = 0
+        self._expected = Expected()
         self._prefilling: list[Entry] = []
         self._decoding: list[tuple[int, int, Entry]] = []  # by the step in which they end
         self._steps = 0
@@ -140,8 +145,13 @@ class Worker:
         job, block = entry.job, self.pace.block_tokens
         if self._blocks(job) > self.cache.total:
             raise ReplayError(f"a request of {job.tokens} ids is larger than a worker's cache")
-        held = self.cache.depth(job.keys, reusable_blocks(job, block))
-        entry.uncached = max(1, job.tokens - held * block)
+        keys = job.keys[: reusable_blocks(job, block)]
+        held = self.cache.depth(job.keys, len(keys))
+        prefills = (common(keys, other.job.keys, held) for other in self._prefilling)
+        coming = max(self._expected.depth(keys, held), max(prefills, default=held))
+        entry.uncached = max(1, job.tokens - coming * block)
+        entry.brings = keys[held:]
+        self._expected.add(entry.brings)
         self._waiting.append(entry)
         self._waiting_uncached += entry.uncached
         if self._run is None:
@@ -230,6 +240,7 @@ class Worker:
         entry.done = len(chain.path) * self.pace.block_tokens
         entry.computed = entry.remaining
         self._waiting_uncached -= entry.uncached
+        self._expected.remove(entry.brings)
         self._prefilling.append(entry)
 
     def _blocks(self, job: Job) -> int:

@@ -1,8 +1,10 @@
 """Requests that hold blocks: who joins, who must give way, what each computes next. Pure."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Keys
 
 from worker.kvcache.radix import Chain, PrefixCache
+from worker.schedule.expected import common
 from worker.schedule.ordered import Ordered
 from worker.schedule.sequence import Sequence
 
@@ -43,6 +45,11 @@ class RunningBatch:
             if remaining > 1:
                 total += remaining
         return total
+
+    def brings(self, keys: Keys[int], held: int) -> int:
+        """Return how many leading `keys` are held, or will be brought by prefills that run."""
+        prefills = (one.keyed.keys for one in self._members if one.remaining > 1)
+        return max((common(keys, others, held) for others in prefills), default=held)
 
     def join(self, sequence: Sequence) -> bool:
         """Admit it with blocks for all its known ids, or change nothing.

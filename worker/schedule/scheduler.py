@@ -232,7 +232,10 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         cached = self._cache.matched_blocks(sequence.keyed, sequence.reusable_blocks)
-        sequence.uncached = max(1, len(sequence) - cached * self._cache.block_tokens)
+        keys = sequence.keyed.keys[: sequence.reusable_blocks]
+        coming = max(self._waiting.expects(keys, cached), self._running.brings(keys, cached))
+        sequence.uncached = max(1, len(sequence) - coming * self._cache.block_tokens)
+        sequence.brings = keys[cached:]
         self._waiting.push(sequence)
 
     def _started(self, sequence: Sequence) -> None:

@@ -21,7 +21,9 @@ class Sequence:
         residence: How often it has begun to run; tells whether a result is still its own.
         scored: Prompt position up to which logprobs are told; they are never told twice.
         started: Whether it ever ran; it is announced once.
-        uncached: Ids to compute as it looked when it was queued.
+        uncached: Ids to compute as it looked when it was queued; what a sibling computes counts
+            only there.
+        brings: Keys of blocks that were not cached when it was queued, those of siblings too.
         order: What goes first: higher priority, then earlier arrival.
         waits_at: Blocks cached for it when it last began to wait for a sibling; -1: never.
         waits_since_us: When that was.
@@ -49,6 +51,7 @@ class Sequence:
         self.scored = 0 if scores else self.prompt_tokens - 1
         self.started = False
         self.uncached = len(self.keyed)
+        self.brings: list[int] = []
         self.order = (-add.priority, arrival)
         self.accepted_us = now_us
         self.waits_at = -1

@@ -6,10 +6,12 @@ those who have waited long, both by arrival; the others go by the prefix that th
 cache holds of them. As everybody gets old, nobody starves.
 """
 
+from collections.abc import Sequence as Keys
 from itertools import islice
 from typing import Final
 
 from worker.kvcache.radix import PrefixCache
+from worker.schedule.expected import Expected
 from worker.schedule.limits import Limits
 from worker.schedule.ordered import Ordered
 from worker.schedule.sequence import Sequence
@@ -24,16 +26,23 @@ class WaitingQueue(Ordered):
     def __init__(self) -> None:
         super().__init__()
         self.uncached_tokens = 0
+        self._expected = Expected()
+
+    def expects(self, keys: Keys[int], held: int) -> int:
+        """Return how many leading `keys` are held, or will be brought by those who wait."""
+        return self._expected.depth(keys, held)
 
     def push(self, sequence: Sequence) -> None:
         """Queue it at its place."""
         super().push(sequence)
         self.uncached_tokens += sequence.uncached
+        self._expected.add(sequence.brings)
 
     def remove(self, sequence: Sequence) -> None:
         """Take it out; `uncached` is what it was when it was queued."""
         super().remove(sequence)
         self.uncached_tokens -= sequence.uncached
+        self._expected.remove(sequence.brings)
 
     def candidates(self, cache: PrefixCache, limits: Limits, now_us: int) -> list[Sequence]:
         """Return who may go next, in order."""

@@ -327,8 +327,25 @@ def test_load_counts_what_is_still_to_be_computed() -> None:
 def test_load_counts_no_ids_that_the_cache_holds() -> None:
     replica = FakeReplica(max_running=1, max_batched_tokens=100)
     replica.turn(add(1, range(3, 23)), add(2, range(3, 23)))
+    replica.turn(Cancel([2]))
     replica.turn(add(3, range(3, 25)))
-    assert replica.load.uncached_tokens == 20 + 2
+    assert replica.load.uncached_tokens == 2
+
+
+def test_load_counts_once_what_siblings_share_whether_they_wait_or_run() -> None:
+    replica = FakeReplica(max_running=1, max_batched_tokens=8)
+    replica.turn(add(1, range(20, 40)))
+    replica.turn(add(2, range(3, 33)), add(3, range(3, 37)), add(4, range(3, 33)))
+    alone = 4 + 30  # of the one that runs, and of the first sibling
+    assert replica.load.uncached_tokens == alone + (34 - 28) + (30 - 28)
+    replica.turn(Cancel([1]))
+    replica.turn(add(5, range(3, 39)))
+    assert (replica.load.running, replica.load.waiting) == (1, 3)
+    before = replica.load.uncached_tokens
+    replica.turn(Cancel([5]))
+    replica.turn(Cancel([2, 3, 4]))
+    assert before < 30 + 34 + 30 + 36
+    assert replica.load.uncached_tokens == 0
 
 
 def test_a_bad_request_fails_alone() -> None:
