@@ -1,5 +1,6 @@
 """What surrounds every handler: errors become statuses, request ids travel. Knows no service."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -121,7 +122,11 @@ def _guard(behaviour: Any, method: str) -> Any:
 async def _abort(context: Context, error: MeshError, current: str) -> None:
     status = rpc_status.to_status(to_status(error))
     trailing = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, current))
-    await context.abort(status.code, status.details, trailing)
+    try:
+        await context.abort(status.code, status.details, trailing)
+    except grpc.aio.InternalError:
+        # The client left in this very moment: nobody is to be told, and nothing to be logged.
+        raise asyncio.CancelledError from None
 
 
 def _request_id(context: Context) -> str:

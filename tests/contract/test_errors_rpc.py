@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 
 from radixmesh.errors import BY_REASON, InternalError, MeshError, QueueFull
 from radixmesh.rpc.channel import open_channel
-from radixmesh.rpc.interceptors import REQUEST_ID_KEY
+from radixmesh.rpc.interceptors import REQUEST_ID_KEY, ErrorInterceptor
 from radixmesh.rpc.server import Server
 from radixmesh.rpc.status import from_rpc_error
 from radixmesh.telemetry.logs import request_id
@@ -280,3 +281,32 @@ def call_sync(port: int) -> MeshError:
         except grpc.RpcError as error:
             return from_rpc_error(error)
     raise AssertionError("no error")
+
+
+class Gone:
+    """A call whose client left before its status could be sent."""
+
+    def set_trailing_metadata(self, metadata: object) -> None:
+        pass
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def abort(self, *args: object) -> None:
+        raise grpc.aio.InternalError("the batch failed")
+
+
+async def test_a_status_for_a_client_that_has_just_left_is_a_cancel_and_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(request: bytes, context: Context) -> bytes:
+        raise QueueFull("full")
+
+    async def lookup(details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+    details: Any = SimpleNamespace(method="/test/Refuse")
+    handler: Any = await ErrorInterceptor().intercept_service(lookup, details)
+    with pytest.raises(asyncio.CancelledError):
+        await handler.unary_unary(b"", Gone())
+    assert not caplog.records
