@@ -17,10 +17,10 @@ in time and number, and ends by a probe.
 """
 
 import math
-from collections import defaultdict, deque
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from statistics import median
 
@@ -142,9 +142,7 @@ class _Span:
     def __init__(self) -> None:
         self.known: dict[Seat, float] = {}
         self.late: set[Seat] = set()
-        self._answers: defaultdict[Seat, deque[float]] = defaultdict(
-            partial(deque, maxlen=_MOST_ANSWERS)
-        )
+        self._answers: defaultdict[Seat, array[float]] = defaultdict(lambda: array("d"))
         self._changed = False
 
     def tells(self, seat: Seat, limits: OutlierLimits) -> bool:
@@ -155,7 +153,9 @@ class _Span:
         return len(self._answers[seat])
 
     def add(self, seat: Seat, lateness: float) -> None:
-        self._answers[seat].append(lateness)
+        answers = self._answers[seat]
+        answers.append(lateness)
+        del answers[:-_MOST_ANSWERS]
         self._changed = True
 
     def drop(self, seat: Seat) -> None:
