@@ -211,7 +211,7 @@ def test_what_is_to_be_avoided_is_taken_only_when_nothing_else_is_left(four: Fak
 
 
 def test_no_more_of_a_resumed_output_is_reused_than_it_brought(four: FakeFleet) -> None:
-    booking = four.fleet.place(ask(PROMPT[:4]))
+    booking = four.fleet.place(replace(ask(PROMPT[:32]), resume=True))
     resumed = replace(spec(PROMPT[:4]), output_ids=pack_ids(PROMPT[4:32]))
     four.fleet.submit(booking, resumed, Output())
     four.links["a"].entries[1].on_started(24, 0.0)
