@@ -158,9 +158,15 @@ class Feed:
             if self._missing_since is not None:
                 self._catch_up(now)
         elif sequence > self._last:
-            if self._missing_since is None:
-                self._doubt(f"change {sequence} came after {self._last}", now)
-            self._held.add(sequence, change)
+            self._early(sequence, change, now)
+
+    def _early(self, sequence: int, change: Change, now: float) -> None:
+        if self._missing_since is None:
+            self._doubt(f"change {sequence} came after {self._last}", now)
+        self._held.add(sequence, change)
+        if sequence not in self._held:
+            # What was forgotten would be missing from a view that counts as whole.
+            self._lose(ViewLoss.GAP, "too much came too early", now)
 
     def on_reused(self, keys: Sequence[int]) -> None:
         """The replica said that it found these leading blocks of a prompt in its cache.

@@ -29,6 +29,8 @@ class Held:
 
     def add(self, sequence: int, change: Change) -> None:
         """Hold a change back; over the limit everything is forgotten, which leaves a gap."""
+        if sequence in self._changes:
+            return  # it came twice
         self.size += len(change.keys) + 1
         if self.size > HELD_KEYS_LIMIT:
             self.clear()

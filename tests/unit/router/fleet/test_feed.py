@@ -247,6 +247,21 @@ def test_what_is_held_back_is_bounded(rig: Rig) -> None:
     assert rig.view() is View.DEGRADED
 
 
+def test_what_is_forgotten_because_it_came_too_early_is_not_taken_for_whole(live: Rig) -> None:
+    live.feed.on_change(12, Stored(0, list(range(100, 101 + HELD_KEYS_LIMIT))), 0.0)
+    live.feed.on_change(11, Stored(3, [4]), 0.0)
+    assert live.view() is View.DEGRADED
+    live.snapshot(12, [*CHAIN, 4])
+    live.prove(12)
+    assert live.view() is View.EXACT
+
+
+def test_a_change_that_is_held_and_comes_again_is_held_once(rig: Rig) -> None:
+    for _ in range(3):
+        rig.feed.on_change(11, Stored(3, [4]), 0.0)
+    assert rig.feed._held.size == 2
+
+
 def test_a_stored_block_confirms_its_mark(live: Rig) -> None:
     live.tree.mark(live.feed.number, [1, 2, 3, 4, 5])
     live.feed.on_change(11, Stored(3, [4]), 0.0)
