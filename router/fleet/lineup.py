@@ -4,7 +4,7 @@ Knows how each replica stands because it is told when one changes; looks at thos
 Chooses nothing, knows no prompt and no wire. Instants come as `now`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from radixmesh.errors import ModelNotServed, NoReplicaReady
@@ -68,13 +68,18 @@ class Model:
             infos = list(self.groups.values())
             self.limits = ModelInfo(
                 name=self.name,
-                max_model_len=min(info.max_model_len for info in infos),
+                max_model_len=_least(info.max_model_len for info in infos),
                 fingerprint=infos[0].fingerprint,
-                vocab_size=min(info.vocab_size for info in infos),
+                vocab_size=_least(info.vocab_size for info in infos),
                 eos_ids=infos[0].eos_ids,
                 ready_replicas=0,
             )
         return self.limits
+
+
+def _least(limits: Iterable[int]) -> int:
+    """The least limit; a group that says none sets none for the others. 0: none is known."""
+    return min((limit for limit in limits if limit), default=0)
 
 
 class Lineup:

@@ -100,3 +100,14 @@ async def test_a_malformed_frame_ends_its_own_link_alone(frame: AttachResponse) 
         honest.paused = False
         await output.ended()
         assert output.error is None
+
+
+async def test_a_group_that_says_no_limits_sets_none_for_the_others() -> None:
+    async with (
+        FakeWorker(max_model_len=0, vocab_size=0) as silent,
+        FakeWorker() as said,
+        running_fleet(silent.address, said.address, ready=2) as fleet,
+    ):
+        limits = fleet.limits("tiny")
+        assert limits.max_model_len == said.shape.max_model_len
+        assert limits.vocab_size == said.shape.vocab_size
