@@ -90,7 +90,8 @@ class UpSettings(ServiceSettings):
     """How much the services log."""
 
     policy: str | None = None
-    """Router: how a replica is chosen: price, round_robin or random; price unless given."""
+    """Router: how a replica is chosen: price, cache_aware, least_load, power_of_two, round_robin,
+    random or consistent_hash; price unless given."""
     api_key: str | None = None
     """Router: the key that clients must bring; none unless given."""
     default_max_tokens: int | None = None
