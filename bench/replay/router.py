@@ -1,7 +1,7 @@
 """One router of a replay: the real meta-tree, feeds, loads, board and policy on modelled links.
 
 A frame from a worker takes `feed_delay_s`, one to it `hop_s`. Load reports are what the
-protocol sends: absolute, every 50 ms to a router that has work there and every second to the
+protocol sends: absolute, every 50 ms to a router that has work there and every 200 ms to the
 others, with the last entry of that router that they include. The router looks at what has
 come only when it has a choice to make, which shows it the same as if it had looked at once.
 Approximated: a lost change is noticed, and a snapshot asked for, at the next choice.
@@ -29,7 +29,7 @@ from router.tree.meta_tree import FeedBroken
 from router.tree.predicted import Predicted
 
 BUSY_PERIOD_S = 0.05
-IDLE_PERIOD_S = 1.0
+OTHERS_PERIOD_S = 0.2
 OUTPUT_LIMIT = 1024
 
 
@@ -117,7 +117,7 @@ class Seat:
 
     def refresh(self, now: float) -> None:
         """Take the last load report that has come by now."""
-        period = BUSY_PERIOD_S if self.bookings else IDLE_PERIOD_S
+        period = BUSY_PERIOD_S if self.bookings else OTHERS_PERIOD_S
         sent = math.floor((now - self._delay_s) / period) * period
         if sent <= self._reported:
             return

@@ -25,9 +25,10 @@ from worker.request import GOES_ON, LoadReport
 
 FEED_LOW_WATER_BYTES = 256 << 10
 FEED_POLL_S = 0.01
+# A router that has work at a replica hears of a change of its load so soon, all others so soon:
+# routers agree because they see the same.
 LOAD_INTERVAL_S = 0.05
-# A router hears of a replica's load so long after it cancelled its last request there.
-AFTERMATH_S = 2.0
+OTHERS_INTERVAL_S = 0.2
 # A proof follows so many keys of events at the latest, else the next tick brings it.
 PROOF_KEYS = 4_096
 
@@ -45,7 +46,6 @@ class RouterLink:
         self._cursors: dict[int, Cursor] = {}
         self._unproven_keys: Counter[int] = Counter()
         self._sent_loads: dict[int, LoadReport] = {}
-        self._cancelled_at: dict[int, float] = {}
         self._feed_timer: asyncio.TimerHandle | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         frame = AttachResponse(info=wire.info(group.info))
@@ -107,7 +107,6 @@ class RouterLink:
     def _on_cancel(self, entry_id: int, error: MeshError) -> None:
         job = self._forget(entry_id)
         if job is not None:
-            self._cancelled_at[job.dp_rank] = self._loop.time()
             outcome = "cancelled" if isinstance(error, Cancelled) else error.reason
             self._group.cancel([job], outcome)
 
@@ -151,7 +150,6 @@ class RouterLink:
             self._cursors,
             self._unproven_keys,
             self._sent_loads,
-            self._cancelled_at,
         ]
         for known in by_replica:
             for dp_rank in [each for each in known if each >= dp]:
@@ -184,10 +182,16 @@ class RouterLink:
         self._session.send(frame, Lane.FEED)
 
     def on_load(self, replica: Replica) -> None:
-        """Send a new load report soon, if this router has or had work there and has not had it."""
-        if self._load_timer is not None or not self._wants_load(replica):
+        """Send a new load report soon, if this router has not had it."""
+        if self._sent_loads.get(replica.dp_rank) == replica.load:
             return
-        self._load_timer = self._loop.call_later(LOAD_INTERVAL_S, self._send_loads)
+        mine = self._open_jobs[replica.dp_rank] > 0
+        due = self._loop.time() + (LOAD_INTERVAL_S if mine else OTHERS_INTERVAL_S)
+        if self._load_timer is not None:
+            if self._load_timer.when() <= due:
+                return
+            self._load_timer.cancel()
+        self._load_timer = self._loop.call_at(due, self._send_loads)
 
     def on_tick(self) -> None:
         """Send all loads, and a proof of each cache that the router has in full."""
@@ -203,17 +207,10 @@ class RouterLink:
 
     def _send_loads(self) -> None:
         self._load_timer = None
-        news = [replica for replica in self._group.replicas if self._wants_load(replica)]
+        sent = self._sent_loads
+        news = [one for one in self._group.replicas if sent.get(one.dp_rank) != one.load]
         if news:
             self._session.send(AttachResponse(loads=[self._load_of(news)]), Lane.CONTROL)
-
-    def _wants_load(self, replica: Replica) -> bool:
-        dp_rank = replica.dp_rank
-        if self._sent_loads.get(dp_rank) is replica.load:
-            return False
-        # A report soon after a cancel shows what that freed.
-        cancelled_at = self._cancelled_at.get(dp_rank, -AFTERMATH_S)
-        return self._open_jobs[dp_rank] > 0 or self._loop.time() - cancelled_at < AFTERMATH_S
 
     def _load_of(self, replicas: list[Replica]) -> Load:
         for replica in replicas:
