@@ -7,6 +7,7 @@ present incarnation; everything of an old one is gone. Knows no other group.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Protocol
 
 from radixmesh.errors import Draining, GroupLost, InvalidRequest, MeshError
@@ -141,7 +142,7 @@ class Group:
         self.duplicate_of = ""
         # Told which process answers here; empty: none any more. Set by the roster.
         self.on_instance: Callable[[Group, str], None] = lambda group, instance_id: None  # noqa: ARG005
-        self.prefill_rate = 0.0  # the highest that any of its replicas has learned
+        self.prefill_rate = 0.0  # the median of what its replicas have learned
         self._index = index
         self._listing = listing
         self._clock = clock
@@ -313,7 +314,8 @@ class Group:
         if replica is None:
             return
         replica.on_report(report, self._clock())
-        rate = max(each.workload.prefill_rate for each in self.replicas.values())
+        rates = [each.workload.prefill_rate for each in self.replicas.values()]
+        rate = median([rate for rate in rates if rate > 0] or [0.0])
         if rate != self.prefill_rate:
             self.prefill_rate = rate
             for sibling in self.replicas.values():
