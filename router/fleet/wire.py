@@ -12,6 +12,7 @@ from router.fleet.workload import Report
 from router.request import Sampling
 
 # Between what a rate (ids a second) or a step (seconds) of a living replica always is.
+COUNT_LIMIT: Final = 1 << 30  # what comes on top of it still fits the API's 32 bits
 SANE: Final = (1e-6, 1e12)
 
 
@@ -28,6 +29,7 @@ class GroupInfo:
     dp: int
     max_model_len: int
     max_running: int
+    step_tokens: int
     kv_blocks: int
     vocab_size: int
     eos_ids: tuple[int, ...]
@@ -53,8 +55,8 @@ def from_load(load: feed_pb2.Load) -> Iterator[tuple[int, int, Report]]:
     )
     for dp_rank, incarnation, running, waiting, uncached, free, rate, step_s, seen in columns:
         report = Report(
-            running=running,
-            waiting=waiting,
+            running=min(running, COUNT_LIMIT),
+            waiting=min(waiting, COUNT_LIMIT),
             uncached_tokens=uncached,
             free_blocks=free,
             prefill_rate=_learned(rate),
@@ -98,6 +100,7 @@ def from_info(info: feed_pb2.GroupInfo) -> GroupInfo:
         dp=max(1, topology.dp),
         max_model_len=limits.max_model_len,
         max_running=max(1, limits.max_running),
+        step_tokens=limits.max_batched_tokens,
         kv_blocks=limits.kv_blocks,
         vocab_size=limits.vocab_size,
         eos_ids=tuple(limits.eos_token_ids),

@@ -8,8 +8,10 @@ import pytest
 from radixmesh.rpc.link import Lane
 from radixmesh.worker.v1 import feed_pb2
 from radixmesh.worker.v1.worker_service_pb2 import AttachResponse, Step
+from router.edge.fleet import to_candidate, to_replica
 from router.fleet.group import REPLICAS_LIMIT
 from router.fleet.registry import Fleet
+from router.fleet.wire import COUNT_LIMIT
 from tests.fakes.fleet import Output, ask, count_ready, running_fleet, spec, until
 from tests.fakes.worker import FakeWorker
 
@@ -27,6 +29,10 @@ class Liar(FakeWorker):
         load.prefill_rates[:] = [self.rate] * self.shape.dp
         load.decode_step_seconds[:] = [self.decode_s] * self.shape.dp
         return load
+
+    def load(self) -> feed_pb2.Load:
+        """What it would say of its load now."""
+        return self._load(self._handlers[0])
 
     def say(self, frame: AttachResponse) -> None:
         """Tell all routers something."""
@@ -48,6 +54,20 @@ async def test_a_rate_that_can_not_be_spoils_no_choice(what: str, lie: float) ->
             fleet.submit(fleet.place(ask(PROMPT)), spec(PROMPT), output)
             await output.ended()
             assert output.error is None
+
+
+async def test_the_largest_counts_can_be_shown() -> None:
+    async with Liar() as liar, running_fleet(liar.address, ready=1) as fleet:
+        most = (1 << 32) - 1
+        load = liar.load()
+        load.running_counts[:] = load.waiting_counts[:] = [most]
+        load.free_block_counts[:] = load.uncached_token_counts[:] = [(1 << 64) - 1]
+        liar.paused = liar.silent_load = True
+        liar.say(AttachResponse(loads=[load]))
+        await until(fleet, lambda: fleet.replicas()[0].running > 1)
+        fleet.submit(fleet.place(ask(PROMPT)), spec(PROMPT), Output())
+        assert [to_replica(row).running_count for row in fleet.replicas()] == [COUNT_LIMIT]
+        assert to_candidate(fleet.explain(ask(PROMPT))[0]).waiting_count == COUNT_LIMIT + 1
 
 
 def rates_known(fleet: Fleet, group_id: str) -> bool:
