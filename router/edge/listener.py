@@ -5,11 +5,48 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from typing import ClassVar
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 UNREAD_S = 60.0
+REQUEST_S = 60.0
+
+
+class _Impatient(H11Protocol):
+    """Cuts a connection whose client does not finish its request in time.
+
+    uvicorn itself bounds only the pause after an answer: one byte a day would hold a socket.
+    """
+
+    request_s: ClassVar[float] = REQUEST_S
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._disarm()
+
+    def _expect(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._disarm()
+        elif self._due is None:
+            self._due = self.loop.call_later(self.request_s, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -44,13 +81,23 @@ class HttpListener:
         host: Address to listen on.
         port: 0 takes a free one.
         unread_s: A connection whose client takes nothing of what waits for it is cut by then.
+        request_s: So is one whose client does not finish its request.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, unread_s: float = UNREAD_S) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        unread_s: float = UNREAD_S,
+        request_s: float = REQUEST_S,
+    ) -> None:
         self._address = (host, port)
         self._unread_ms = math.ceil(unread_s * 1000)
         self._config = uvicorn.Config(
             app,
+            http=type("_Impatient", (_Impatient,), {"request_s": request_s}),
             log_config=None,
             log_level="warning",  # the service says itself that it listens, and where
             access_log=False,
