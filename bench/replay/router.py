@@ -154,6 +154,7 @@ class Seat:
             cached_blocks=self.feed.block_count,
             kv_blocks=pace.cache_blocks,
             max_running=pace.max_running,
+            step_tokens=pace.budget,
             prefill_rate=load.prefill_rate,
             decode_step_s=load.decode_step_s,
         )

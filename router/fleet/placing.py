@@ -92,6 +92,7 @@ def standing(group: Group, replica: Replica, now: float) -> Standing:
         cached_blocks=replica.feed.block_count,
         kv_blocks=info.kv_blocks,
         max_running=info.max_running,
+        step_tokens=info.step_tokens,
         # Replicas of a group are equal machines: what they have learned holds for all of them.
         prefill_rate=group.prefill_rate,
         decode_step_s=load.decode_step_s,

@@ -167,10 +167,11 @@ class Board:
         standing = self.standings[row.index]
         rate = standing.prefill_rate or self._rate
         step_s = standing.decode_step_s or self._step_s
+        found = terms(standing, rate, step_s, self._shape)
         self._columns[:, row.index] = (
             standing.block_tokens,
             standing.running + standing.waiting,
-            *terms(standing, rate, step_s, self._shape),
+            *found,
             1.0,
             1 / (1 + standing.waiting),
             rate,

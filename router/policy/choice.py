@@ -41,6 +41,7 @@ class Standing:
         cached_blocks: Blocks of its prefix cache.
         kv_blocks: Blocks of its KV cache.
         max_running: Requests in one step.
+        step_tokens: Ids computed in one step; 0 when not known.
         prefill_rate: Prompt ids a second; 0 when not learned yet.
         decode_step_s: Seconds of a step without prefill; 0 when not learned yet.
     """
@@ -55,6 +56,7 @@ class Standing:
     cached_blocks: int = 0
     kv_blocks: int = 0
     max_running: int = 1
+    step_tokens: int = 0
     prefill_rate: float = 0.0
     decode_step_s: float = 0.0
 

@@ -44,9 +44,9 @@ class Shape:
     """
 
     idle: float = 2.0
-    full: float = 64.0
-    power: float = 2.0
-    lane: float = 40.0
+    full: float = 256.0
+    power: float = 1.15
+    lane: float = 60.0
     long: float = 0.35
     crowding: float = 0.25
     reuse: float = 0.1
@@ -112,14 +112,18 @@ def terms(standing: Standing, rate: float, step_s: float, shape: Shape = SHAPE) 
     requests = standing.running + standing.waiting
     beyond = max(0, requests + 1 - seats)
     occupancy = requests / seats
+    token_s = 1 / rate
+    if standing.step_tokens and standing.running:
+        # Those who decode take part in every step of a prefill.
+        token_s += step_s / standing.step_tokens
     return Terms(
-        token_s=1 / rate,
+        token_s=token_s,
         seat_s=beyond * step_s / seats,
         # Decoding is bound by memory: company is nearly free until the batch is well filled.
         crowding_s=shape.crowding * step_s * occupancy * occupancy,
         unused=max(0, standing.free_blocks - standing.cached_blocks),
         free=standing.free_blocks,
-        queue_s=standing.uncached_tokens / rate,
+        queue_s=standing.uncached_tokens * token_s,
     )
 
 
@@ -132,8 +136,8 @@ def alpha_at(crowd: float, shape: Shape = SHAPE) -> float:
     """Weight of an id that is computed though another replica holds it.
 
     Such an id delays those who come after it for as long as the queue lasts. In a queue of
-    Poisson arrivals that is 1 + (how many wait) / (1 - utilization) requests, and the second
-    factor grows with the queue as well: about (1 + n)^2. It levels off as queues get long.
+    Poisson arrivals that is 1 + (how many wait) / (1 - utilization) requests: somewhat more than
+    in proportion to 1 + n. It levels off as queues get very long.
     """
     above = shape.idle * (crowd**shape.power - 1)
     room = shape.full - shape.idle

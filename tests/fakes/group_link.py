@@ -28,6 +28,7 @@ INFO = GroupInfo(
     dp=1,
     max_model_len=4096,
     max_running=64,
+    step_tokens=512,
     kv_blocks=4096,
     vocab_size=1000,
     eos_ids=(2,),

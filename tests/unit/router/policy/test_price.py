@@ -204,3 +204,10 @@ def test_one_that_cannot_be_chosen_is_priced_and_changes_nothing_for_the_others(
 def test_a_board_without_anybody_fit_still_explains() -> None:
     prices = prices_of(fleet(3, reason="down"))
     assert prices.alpha.tolist() == [1.0] * 3
+
+
+def test_a_queue_takes_longer_where_others_decode_in_every_step_of_it() -> None:
+    queued = replace(COLD, uncached_tokens=4096, step_tokens=512, decode_step_s=0.04)
+    prices = prices_of(board_of(queued, replace(queued, running=8)), [0, 0])
+    alone_s, beside_s = prices.wait_s.tolist()
+    assert beside_s - alone_s == pytest.approx(4096 / 512 * 0.04)
