@@ -54,7 +54,6 @@ def run(task: Task) -> Row:
     Raises:
         ReplayError: It can't be replayed as asked.
     """
-    logging.getLogger("router").setLevel(logging.ERROR)  # a lossy feed is what was asked for
     seed = 0 if isinstance(task.source, Path) else task.setup.seed
     scenario = scenario_of(task.source, task.limit, seed, spread=task.spread)
     setup = replace(task.setup, shape=task.shape)
@@ -84,8 +83,13 @@ def run_all(tasks: Sequence[Task], *, processes: int = 0) -> Iterator[Row]:
     if count <= 1:
         yield from map(run, tasks)
         return
-    with ProcessPoolExecutor(count) as pool:
+    with ProcessPoolExecutor(count, initializer=_quiet) as pool:
         yield from pool.map(run, tasks)
+
+
+def _quiet() -> None:
+    """Log no lost changes of a feed: that it is lossy is what was asked for."""
+    logging.getLogger("router").setLevel(logging.ERROR)
 
 
 HEAD = (
