@@ -69,8 +69,8 @@ class RouterSettings(MemberSettings):
     processes: int = Field(1, ge=1, le=256)
     """Routers on this host, each a process with its own ports, links and index. Number i has the
     ports above plus i times --port-step, and every limit for itself."""
-    port_step: int = Field(1, ge=1)
-    """What the ports of --processes differ by."""
+    port_step: int = Field(4, ge=1)
+    """What the ports of --processes differ by; so much keeps the default ports apart."""
     process_number: CliSuppress[int | None] = Field(None, ge=0)
     """Which of --processes this is; they set it themselves."""
     cors_origins: Names = Field(default_factory=lambda: ["*"])

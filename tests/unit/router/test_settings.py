@@ -84,7 +84,9 @@ def test_a_tenant_limit_that_is_none_is_refused(
 
 
 def test_processes_have_ports_in_steps_and_zero_stays_zero() -> None:
-    settings = read("--processes=3", "--port=4000", "--http-port=0", "--fleet-port=4100")
+    settings = read(
+        "--processes=3", "--port-step=1", "--port=4000", "--http-port=0", "--fleet-port=4100"
+    )
     assert settings.ports_of(2) == {
         "port": 4002,
         "http_port": 0,
@@ -98,6 +100,6 @@ def test_ports_that_would_meet_are_refused_with_a_step_that_helps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        read("--processes=2")
+        read("--processes=2", "--port-step=1")
     assert "--port-step=4" in capsys.readouterr().err
-    assert read("--processes=2", "--port-step=4").ports_of(1)["http_port"] == 30004
+    assert read("--processes=2").ports_of(1)["http_port"] == 30004
