@@ -4,7 +4,6 @@ Everything that it needs is given to `build_http`; it reads no settings and
 starts nothing.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,6 +22,7 @@ from radixmesh import __version__
 from radixmesh.errors import InvalidRequest, MeshError, ModelNotServed
 from router.edge.admission import LINGER_S, WRITE_TIMEOUT_S
 from router.edge.answers import Answer, Head
+from router.edge.body import BODY_TIMEOUT_S, BadBody, read_body
 from router.edge.entrance import REQUEST_ID_HEADER, Entrance
 from router.edge.exchange import Exchange, as_mesh_error, encode, merged
 from router.edge.openai import Ask, read_chat, read_completion
@@ -81,18 +81,10 @@ class HttpLimits:
 
     api_key: str = ""
     max_body_bytes: int = 16 * 1024 * 1024
-    body_timeout_s: float = 60.0
+    body_timeout_s: float = BODY_TIMEOUT_S
     request_timeout_s: float = 600.0
     write_timeout_s: float = WRITE_TIMEOUT_S
     cors_origins: tuple[str, ...] = ("*",)
-
-
-class BadBody(InvalidRequest):
-    """The request body is too large (413) or too slow (408)."""
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def build_http(
@@ -145,12 +137,12 @@ class _Edge:
         self._clock = clock
 
     async def chat(self, request: Request) -> Response:
-        body = await _read_body(request, self._limits)
+        body = await self._body(request)
         ask = read_chat(body, request_id=request.state.request_id)
         return self._exchange(request, ask, ChatStyle())
 
     async def completion(self, request: Request) -> Response:
-        body = await _read_body(request, self._limits)
+        body = await self._body(request)
         ask = read_completion(body, request_id=request.state.request_id)
         return self._exchange(request, ask, CompletionStyle())
 
@@ -164,6 +156,12 @@ class _Edge:
             if model.name == name:
                 return _json(_model_body(model, int(self._clock())))
         raise ModelNotServed(f"no group serves {name[:200]!r}", field="model")
+
+    async def _body(self, request: Request) -> bytes:
+        limits = self._limits
+        return await read_body(
+            request, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
+        )
 
     def _exchange(self, request: Request, ask: Ask, style: Style) -> Response:
         first = ask.requests[0]
@@ -214,24 +212,6 @@ def _add_operation(app: FastAPI, ready: Callable[[], bool], registry: CollectorR
     }
     for path, handler in routes.items():
         app.add_api_route(path, handler, methods=["GET"], response_model=None)
-
-
-async def _read_body(request: Request, limits: HttpLimits) -> bytes:
-    limit = limits.max_body_bytes
-    declared = request.headers.get("content-length", "")
-    too_large = BadBody(f"the body is over {limit} bytes", status=413)
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    raise too_large
-    except TimeoutError as error:
-        raise BadBody(f"no body within {limits.body_timeout_s} s", status=408) from error
-    return bytes(body)
 
 
 def _model_body(model: ServedModel, created: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from radixmesh.errors import (
 )
 from router.discovery.member import is_address
 from router.edge.admission import ApiKey
+from router.edge.body import read_body
 from router.fleet.group import Group
 from router.fleet.registry import Fleet
 from router.fleet.views import Phase, ReplicaView
@@ -103,7 +104,7 @@ class _Workers:
 
     async def add(self, request: Request) -> Response:
         self._check(request)
-        address = read_worker(await _body(request))
+        address = read_worker(await read_body(request, limit_bytes=MAX_BODY_BYTES))
         worker_id = self._fleet.add_group(address)
         return _accepted(worker_id, "it gets requests as soon as it answers", address)
 
@@ -174,15 +175,6 @@ def address_of(url: str) -> str:
     if (mark and scheme != "grpc") or not is_address(address) or "/" in address:
         raise InvalidRequest("a worker group is at grpc://HOST:PORT", field="url")
     return address
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidRequest(f"the body is over {MAX_BODY_BYTES} bytes")
-    return bytes(body)
 
 
 def _worker(group: Group, rows: Sequence[ReplicaView]) -> dict[str, Any]:

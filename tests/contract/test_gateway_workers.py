@@ -208,7 +208,7 @@ def test_an_open_switchboard_is_for_loopback_only(capsys: pytest.CaptureFixture[
         (b'{"url": "grpc://h:\\u0663"}', 400),
         (b"[" * 60_000, 400),
         (b'{"url": "h:1", "worker_type": "prefill"}', 400),
-        (b" " * 70_000, 400),
+        (b" " * 70_000, 413),
     ],
 )
 async def test_what_is_no_worker_is_refused(body: bytes, status: int) -> None:
