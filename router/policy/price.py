@@ -44,9 +44,9 @@ class Shape:
     """
 
     idle: float = 2.0
-    full: float = 256.0
-    power: float = 1.15
-    lane: float = 60.0
+    full: float = 64.0
+    power: float = 1.65
+    lane: float = 40.0
     long: float = 0.35
     crowding: float = 0.25
     reuse: float = 0.1
@@ -136,8 +136,8 @@ def alpha_at(crowd: float, shape: Shape = SHAPE) -> float:
     """Weight of an id that is computed though another replica holds it.
 
     Such an id delays those who come after it for as long as the queue lasts. In a queue of
-    Poisson arrivals that is 1 + (how many wait) / (1 - utilization) requests: somewhat more than
-    in proportion to 1 + n. It levels off as queues get very long.
+    Poisson arrivals that is 1 + (how many wait) / (1 - utilization) requests: more than in
+    proportion to 1 + n. It levels off as queues get very long.
     """
     above = shape.idle * (crowd**shape.power - 1)
     room = shape.full - shape.idle
