@@ -110,7 +110,7 @@ async def routers(*flags: str, base: int = 0) -> AsyncGenerator[Routers, None]:
     ports = (f"--port={base}", f"--http-port={base and base + 40}")
     fleet = f"--fleet-port={base and base + 20}"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "--processes=2", *ports, fleet, *flags),
+        *(sys.executable, "-m", "router", "--processes=2", "--port-step=1", *ports, fleet, *flags),
         stdout=PIPE,
         stderr=PIPE,
     )

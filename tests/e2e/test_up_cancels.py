@@ -27,6 +27,7 @@ LONGEST_STAY_S = TOKENS * DECODE_MS / 1000 - 0.1
 AT_REST = {
     "radixmesh_router_links_up_count",
     "radixmesh_router_replicas_count",
+    "radixmesh_router_replicas_standing_count",
     "radixmesh_router_tree_blocks_count",
     "radixmesh_tokenizer_links_count",
     "radixmesh_detokenizer_links_count",

@@ -317,4 +317,5 @@ except KeyboardInterrupt:
         script.send_signal(signal.SIGINT)
         out, said = script.communicate(timeout=15)
     assert (script.returncode, said) == (0, "")
-    assert [int(each) for each in out.split()] == oracle_output([6], ordinary, 3)
+    # On a busy machine some of the batch may have ended before.
+    assert [int(each) for each in out.splitlines()[-1].split()] == oracle_output([6], ordinary, 3)
