@@ -300,7 +300,10 @@ async def test_ranks_die_with_a_killed_program(model_dir: Path, number: signal.S
 def test_ctrl_c_gives_up_a_batch_and_the_engine_goes_on(
     model_dir: Path, ordinary: list[int]
 ) -> None:
+    # A shell that runs the tests in the background has its children ignore interrupts.
     rest = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     engine.generate([[5]] * 9, SamplingParams(max_tokens=4000), on_output=print)
 except KeyboardInterrupt:
@@ -317,5 +320,4 @@ except KeyboardInterrupt:
         script.send_signal(signal.SIGINT)
         out, said = script.communicate(timeout=15)
     assert (script.returncode, said) == (0, "")
-    # On a busy machine some of the batch may have ended before.
-    assert [int(each) for each in out.splitlines()[-1].split()] == oracle_output([6], ordinary, 3)
+    assert [int(each) for each in out.split()] == oracle_output([6], ordinary, 3)
