@@ -108,7 +108,7 @@ class Board:
 
     def eligible_rows(self) -> Ints:
         """Return the rows of those that can be chosen."""
-        return np.flatnonzero(self._eligible[: len(self._rows)])
+        return self._eligible[: len(self._rows)].nonzero()[0]
 
     def price(self, matched_blocks: Sequence[int] | Ints, wish: Wish) -> Prices:
         """Price a request at every replica, those that can't be chosen included.
@@ -131,11 +131,12 @@ class Board:
         needed = np.ceil((missing + output) / block)
         eviction = evicted_blocks(needed, unused, free, self._shape) * (block * token_s)
         crowd = Crowd(*(columns[_CROWD:] @ eligible).tolist())
-        alpha = np.ones(count)
         if crowd.replicas:
             lanes = self._lane_places()
             lost = lost_s(held * eligible, wish.prompt_tokens, crowd, lanes, self._shape)
-            alpha += lost / prefill
+            alpha = 1 + lost / prefill
+        else:
+            alpha = np.ones(count)
         return Prices(
             names=self.names,
             standings=self.standings,

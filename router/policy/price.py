@@ -209,7 +209,7 @@ class Price:
         totals = prices.total_s[rows]
         width = TIE_WIDTH * float(prices.prefill_s[rows].min())
         excess = (totals - totals.min()) / width
-        near = np.flatnonzero(excess < _NEVER_DRAWN)
+        near = (excess < _NEVER_DRAWN).nonzero()[0]
         if len(near) == 1:
             return int(rows[near[0]])
         weights = [math.exp(-each) for each in excess[near].tolist()]
