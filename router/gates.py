@@ -54,6 +54,19 @@ class Gate:
         """Seconds until a probe may pass; 0 when one may, or all may."""
         return max(0.0, (self._shut_until or 0.0) - now)
 
+    def reason(self, now: float, *, shut: str, trying: str) -> str:
+        """Return why nothing may pass, for people; empty when one may.
+
+        Args:
+            now: The instant.
+            shut: Why it is open; when it will be tried again is added.
+            trying: What to say while a probe is under way.
+        """
+        if self.allows(now):
+            return ""
+        left_s = self.opens_in(now)
+        return f"{shut}; tried again in {left_s:.0f} s" if left_s else trying
+
     def trip(self, now: float) -> None:
         """Let nobody pass; each time for longer, until `reset`."""
         self.trips += 1

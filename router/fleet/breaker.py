@@ -85,12 +85,8 @@ class Breaker:
 
     def reason(self, now: float) -> str:
         """Return why no request may be sent, for people; empty when one may."""
-        if self.gate.allows(now):
-            return ""
-        left_s = self.gate.opens_in(now)
-        if left_s:
-            return f"it failed {self._failures} times in a row; tried again in {left_s:.0f} s"
-        return "it failed; one request tries it"
+        shut = f"it failed {self._failures} times in a row"
+        return self.gate.reason(now, shut=shut, trying="it failed; one request tries it")
 
     def on_sent(self, now: float) -> Permit:
         """A request is sent, whatever `allows` says.

@@ -80,12 +80,11 @@ class Seat:
 
     def reason(self, now: float) -> str:
         """Return why no request may be sent, for people; empty when one may."""
-        if self.gate.allows(now):
-            return ""
-        left_s = self.gate.opens_in(now)
-        if left_s:
-            return f"it answers much later than its siblings; tried again in {left_s:.0f} s"
-        return "it answered much later than its siblings; one request tries it"
+        return self.gate.reason(
+            now,
+            shut="it answers much later than its siblings",
+            trying="it answered much later than its siblings; one request tries it",
+        )
 
     def on_sent(self, now: float) -> "Trial":
         """A request is sent, whatever `allows` says."""
